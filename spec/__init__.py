@@ -1,0 +1,1 @@
+"""What must hold: the contract as data.  Pure; needs no solver and no engine."""

@@ -1,0 +1,134 @@
+"""Rules F1 to F4 as one pure function: does a request fit, and if not, who is in its way.
+
+Counting is by union (F1): a block that is both protected and held counts once.  The
+function knows block ids and claim ids, no engine; enforcement in the bridge and the
+checks in the checker read it.  The reference computes its own answer independently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+from kvclaims.spec.vocabulary import Outcome
+
+Block = Hashable
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What one responsible hard claim is owed.
+
+    `covered` are the blocks it protects now; `reserve` is how many more it was promised and
+    does not yet cover (contract, *Terms*).
+    """
+
+    covered: frozenset[Block]
+    reserve: int = 0
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A pool as a request finds it.
+
+    `usable` physical blocks; `promises` by claim id (responsible hard claims only); `active`
+    maps every *other* active request to the blocks it holds; `granted` is what those were
+    granted and have not drawn yet; `holds` are the resident blocks the request holds or would
+    hit; `need` is how many blocks more it needs; `draws_on` names the claims whose reserve it
+    may use because it materializes them (F3), with how many blocks of each.
+    """
+
+    usable: int
+    promises: Mapping[str, Promise]
+    active: Mapping[str, frozenset[Block]]
+    need: int
+    holds: frozenset[Block] = frozenset()
+    granted: int = 0
+    draws_on: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The outcome with its numbers, in blocks (F4).
+
+    `shortfall` is what is missing with every other active request finished, `missing_now`
+    what is missing at this moment; at most one of `blocking_claims` and `waits_on` is filled.
+    """
+
+    outcome: Outcome
+    shortfall: int
+    missing_now: int
+    blocking_claims: tuple[str, ...] = ()
+    waits_on: tuple[str, ...] = ()
+
+
+def headroom(situation: Situation) -> int:
+    """Free unprotected blocks minus every promise and granted need (F2), before the request."""
+    occupied = _protected(situation.promises) | _union(situation.active) | situation.holds
+    return situation.usable - len(occupied) - _owed(situation) - situation.granted
+
+
+def judge(situation: Situation) -> Judgement:
+    """Decide one request (F3, F4).  Same situation, same answer.
+
+    The blockers are a set of fewest claims whose end makes the request fit once the others
+    finish; among several such sets, the first in the order of claim ids.
+    """
+    missing_now = max(0, situation.need - headroom(situation))
+    demand = len(situation.holds) + situation.need
+    if demand > situation.usable:
+        return Judgement(Outcome.CAPACITY_REQUIRED, demand - situation.usable, missing_now)
+    shortfall = _missing_alone(situation, frozenset(situation.promises))
+    if shortfall > 0:
+        return Judgement(
+            Outcome.REFUSED, shortfall, missing_now, blocking_claims=_blockers(situation)
+        )
+    if missing_now > 0:
+        return Judgement(Outcome.DEFERRED, 0, missing_now, waits_on=_waits_on(situation))
+    return Judgement(Outcome.SERVED, 0, 0)
+
+
+def _union(sets: Mapping[str, frozenset[Block]]) -> frozenset[Block]:
+    return frozenset().union(*sets.values())
+
+
+def _protected(promises: Mapping[str, Promise]) -> frozenset[Block]:
+    return frozenset().union(*(promise.covered for promise in promises.values()))
+
+
+def _owed(situation: Situation, kept: frozenset[str] | None = None) -> int:
+    """Reserves of the kept claims, less what this very request draws from them."""
+    draws = situation.draws_on or {}
+    return sum(
+        max(0, promise.reserve - draws.get(claim, 0))
+        for claim, promise in situation.promises.items()
+        if kept is None or claim in kept
+    )
+
+
+def _missing_alone(situation: Situation, kept: frozenset[str]) -> int:
+    """Blocks missing with only the `kept` claims in force and every other request finished."""
+    protected = _protected({c: p for c, p in situation.promises.items() if c in kept})
+    occupied = len(protected | situation.holds) + situation.need + _owed(situation, kept)
+    return max(0, occupied - situation.usable)
+
+
+def _blockers(situation: Situation) -> tuple[str, ...]:
+    claims = sorted(situation.promises)
+    everyone = frozenset(claims)
+    shortfall = _missing_alone(situation, everyone)
+    most = sorted((len(p.covered) + p.reserve for p in situation.promises.values()), reverse=True)
+    for size in range(1, len(claims) + 1):
+        if sum(most[:size]) < shortfall:
+            continue  # no set of this size could free enough, shared blocks or not
+        for ended in combinations(claims, size):
+            if _missing_alone(situation, everyone - frozenset(ended)) == 0:
+                return ended
+    raise AssertionError("a request that fits the bare pool fits once every claim has ended")
+
+
+def _waits_on(situation: Situation) -> tuple[str, ...]:
+    """The other requests whose end returns at least one block to this one."""
+    kept = _protected(situation.promises) | situation.holds
+    return tuple(sorted(r for r, blocks in situation.active.items() if blocks - kept))

@@ -1,0 +1,531 @@
+"""A small typed language for transition systems: machines are declared once, as data.
+
+A `Machine` has sorts, symbols (relations, functions, counters), an initial state, actions
+(parameters, guards, simultaneous updates) and properties named by rule number.  Terms are
+frozen dataclasses; no solver object occurs here.  `checker/` reads the same declaration as
+logic (`checker.logic`), as code over finite instances (`checker.finite`) and as a monitor
+(`checker.monitor`).
+
+Reading guide: `held(r, b)` applies a symbol; `&`, `|`, `~`, `>>` are and, or, not, implies;
+`eq`, `ne`, `<=`, `<`, `>=`, `>` compare; `+`, `-` are integer arithmetic; `every`, `some`,
+`count` and `total` bind one variable; `new(term)` is the term in the state after the step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Final
+
+
+class MachineError(ValueError):
+    """A declaration that does not make sense; the message names the machine and the place."""
+
+
+# --- sorts -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sort:
+    """A domain.  `values` is empty for an uninterpreted sort: finite, of any size."""
+
+    name: str
+    values: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+BOOL: Final = Sort("Bool")
+INT: Final = Sort("Int")
+NAT: Final = Sort("Nat")
+"""Integers that an invariant of the machine keeps at or above zero (checked, not assumed)."""
+
+NUMERIC: Final = frozenset({INT, NAT})
+
+
+# --- terms -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Term(ABC):
+    """A typed expression."""
+
+    @property
+    @abstractmethod
+    def sort(self) -> Sort:
+        """Of what kind the value is."""
+
+    def __and__(self, other: Term) -> Term:
+        return Op("and", (self, other))
+
+    def __or__(self, other: Term) -> Term:
+        return Op("or", (self, other))
+
+    def __invert__(self) -> Term:
+        return Op("not", (self,))
+
+    def __rshift__(self, other: Term) -> Term:
+        return Op("implies", (self, other))
+
+    def __add__(self, other: Term | int) -> Term:
+        return Op("add", (self, lit(other)))
+
+    def __sub__(self, other: Term | int) -> Term:
+        return Op("sub", (self, lit(other)))
+
+    def __le__(self, other: Term | int) -> Term:
+        return Op("le", (self, lit(other)))
+
+    def __lt__(self, other: Term | int) -> Term:
+        return Op("lt", (self, lit(other)))
+
+    def __ge__(self, other: Term | int) -> Term:
+        return Op("le", (lit(other), self))
+
+    def __gt__(self, other: Term | int) -> Term:
+        return Op("lt", (lit(other), self))
+
+
+@dataclass(frozen=True)
+class Var(Term):
+    """A parameter of an action or a bound variable."""
+
+    name: str
+    of: Sort
+
+    @property
+    def sort(self) -> Sort:
+        return self.of
+
+
+@dataclass(frozen=True)
+class Lit(Term):
+    """A Boolean, an integer, or a value of an enumerated sort (by its position in `values`)."""
+
+    value: bool | int
+    of: Sort
+
+    @property
+    def sort(self) -> Sort:
+        return self.of
+
+
+@dataclass(frozen=True)
+class App(Term):
+    """A symbol applied to arguments."""
+
+    symbol: Symbol
+    args: tuple[Term, ...]
+
+    @property
+    def sort(self) -> Sort:
+        return self.symbol.range
+
+
+OPERATORS: Final[dict[str, tuple[str, Sort]]] = {
+    "not": ("¬", BOOL),
+    "and": ("∧", BOOL),
+    "or": ("∨", BOOL),
+    "implies": ("→", BOOL),
+    "eq": ("=", BOOL),
+    "le": ("≤", BOOL),
+    "lt": ("<", BOOL),
+    "add": ("+", INT),
+    "sub": ("−", INT),
+    "ite": ("if", INT),
+}
+
+
+@dataclass(frozen=True)
+class Op(Term):
+    """A Boolean or arithmetic operation; `kind` is a key of `OPERATORS`."""
+
+    kind: str
+    args: tuple[Term, ...]
+
+    @property
+    def sort(self) -> Sort:
+        return self.args[1].sort if self.kind == "ite" else OPERATORS[self.kind][1]
+
+
+@dataclass(frozen=True)
+class Bind(Term):
+    """A binder: `every`, `some` (Boolean body), `total` (sum of an integer body)."""
+
+    kind: str
+    var: Var
+    body: Term
+
+    @property
+    def sort(self) -> Sort:
+        return INT if self.kind == "total" else BOOL
+
+
+@dataclass(frozen=True)
+class New(Term):
+    """A term in the state after the step; only step properties may use it."""
+
+    body: Term
+
+    @property
+    def sort(self) -> Sort:
+        return self.body.sort
+
+
+TRUE: Final = Lit(True, BOOL)
+FALSE: Final = Lit(False, BOOL)
+
+
+def lit(value: Term | int | bool) -> Term:
+    if isinstance(value, Term):
+        return value
+    return Lit(value, BOOL) if isinstance(value, bool) else Lit(value, INT)
+
+
+def value(sort: Sort, name: str) -> Lit:
+    """The value `name` of an enumerated sort."""
+    if name not in sort.values:
+        raise MachineError(f"{sort.name} has no value {name!r}")
+    return Lit(sort.values.index(name), sort)
+
+
+def eq(a: Term, b: Term | int) -> Term:
+    return Op("eq", (a, lit(b)))
+
+
+def ne(a: Term, b: Term | int) -> Term:
+    return ~eq(a, b)
+
+
+def iff(a: Term, b: Term) -> Term:
+    return Op("eq", (a, b))
+
+
+def ite(condition: Term, then: Term | int, otherwise: Term | int) -> Term:
+    return Op("ite", (condition, lit(then), lit(otherwise)))
+
+
+def both(*terms: Term) -> Term:
+    """Conjunction of any number of terms; true when there is none."""
+    return reduce(lambda a, b: a & b, terms) if terms else TRUE
+
+
+def either(*terms: Term) -> Term:
+    """Disjunction of any number of terms; false when there is none."""
+    return reduce(lambda a, b: a | b, terms) if terms else FALSE
+
+
+def one_of(term: Term, *values: Term) -> Term:
+    return either(*(eq(term, v) for v in values))
+
+
+def every(var: Var, body: Term) -> Term:
+    return Bind("every", var, body)
+
+
+def some(var: Var, body: Term) -> Term:
+    return Bind("some", var, body)
+
+
+def total(var: Var, body: Term) -> Bind:
+    """The sum of `body` over all `var`: exact on finite instances, a ghost integer in logic."""
+    return Bind("total", var, body)
+
+
+def count(var: Var, body: Term) -> Bind:
+    """How many `var` satisfy `body`."""
+    return Bind("total", var, ite(body, 1, 0))
+
+
+def new(term: Term) -> Term:
+    return New(term)
+
+
+def children(term: Term) -> tuple[Term, ...]:
+    match term:
+        case App(_, args) | Op(_, args):
+            return args
+        case Bind(_, _, body) | New(body):
+            return (body,)
+    return ()
+
+
+def rebuild(term: Term, parts: tuple[Term, ...]) -> Term:
+    """The same term with other children."""
+    match term:
+        case App() | Op():
+            return replace(term, args=parts)
+        case Bind() | New():
+            return replace(term, body=parts[0])
+    return term
+
+
+def subterms(term: Term) -> Iterator[Term]:
+    yield term
+    for child in children(term):
+        yield from subterms(child)
+
+
+def substitute(term: Term, values: Mapping[Var, Term]) -> Term:
+    """Replace free variables.  Values must not capture: bound names are unique in a machine."""
+    if isinstance(term, Var):
+        return values.get(term, term)
+    if isinstance(term, Bind) and term.var in values:
+        values = {k: v for k, v in values.items() if k != term.var}
+    return rebuild(term, tuple(substitute(child, values) for child in children(term)))
+
+
+def free_vars(term: Term) -> tuple[Var, ...]:
+    """Free variables in order of first occurrence."""
+    if isinstance(term, Var):
+        return (term,)
+    found: dict[Var, None] = {}
+    for child in children(term):
+        found.update(dict.fromkeys(free_vars(child)))
+    if isinstance(term, Bind):
+        found.pop(term.var, None)
+    return tuple(found)
+
+
+# --- machines ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A relation (`range` BOOL), function or counter.  Rigid symbols never change."""
+
+    name: str
+    domain: tuple[Sort, ...]
+    range: Sort = BOOL
+    rigid: bool = False
+    meaning: str = ""
+
+    def __call__(self, *args: Term) -> App:
+        if tuple(_base(a.sort) for a in args) != tuple(_base(s) for s in self.domain):
+            raise MachineError(f"{self.name} takes {self.domain}, not {[a.sort for a in args]}")
+        return App(self, args)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _base(sort: Sort) -> Sort:
+    return INT if sort in NUMERIC else sort
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One condition of an action.
+
+    `protects` names exactly the rules that can be broken without it, the rule it is there for
+    first; `checker.twins` removes each guard and holds what breaks against this.  `why` is the
+    condition in words, for refusals and counterexamples.
+    """
+
+    protects: tuple[str, ...]
+    condition: Term
+    why: str
+
+
+@dataclass(frozen=True)
+class Update:
+    """`target` gets `value`, which is read in the state before the step.
+
+    Arguments of the target are parameters of the action, or variables in `over`: then the
+    update holds for every value of those.
+    """
+
+    target: App
+    value: Term
+    over: tuple[Var, ...] = ()
+
+
+def becomes(target: App, value: Term | int | bool, over: tuple[Var, ...] = ()) -> Update:
+    return Update(target, lit(value), over)
+
+
+@dataclass(frozen=True)
+class Action:
+    """A step: enabled where every guard holds, then all updates at once."""
+
+    name: str
+    params: tuple[Var, ...]
+    guards: tuple[Guard, ...]
+    updates: tuple[Update, ...]
+    meaning: str
+
+    @property
+    def enabled(self) -> Term:
+        return both(*(guard.condition for guard in self.guards))
+
+
+@dataclass(frozen=True)
+class Property:
+    """A property of every state, or of every step if it speaks of `new` state.
+
+    `rule` is the contract's number.  `goal` tells what is wanted from what merely makes the
+    induction go through.  A step property with `on` set speaks of that action alone and may
+    use its parameters.
+    """
+
+    rule: str
+    name: str
+    formula: Term
+    meaning: str
+    goal: bool = True
+    on: str | None = None
+
+    @property
+    def of_steps(self) -> bool:
+        return self.on is not None or any(isinstance(t, New) for t in subterms(self.formula))
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A fact about finite sums: where `whole` is pointwise the sum of `parts`, so are totals.
+
+    It is no assumption about the machine: whether the bodies add up pointwise is left to the
+    solver.  All terms are closed totals over the same sort.
+    """
+
+    whole: Bind
+    parts: tuple[Bind, ...]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A transition system.  `init` fixes every symbol that is not rigid."""
+
+    name: str
+    meaning: str
+    symbols: tuple[Symbol, ...]
+    init: tuple[Update, ...]
+    actions: tuple[Action, ...]
+    properties: tuple[Property, ...]
+    partitions: tuple[Partition, ...] = ()
+    axioms: tuple[Term, ...] = ()
+    """What is assumed of rigid symbols."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def invariants(self) -> tuple[Property, ...]:
+        return tuple(p for p in self.properties if not p.of_steps)
+
+    @property
+    def step_properties(self) -> tuple[Property, ...]:
+        return tuple(p for p in self.properties if p.of_steps)
+
+    @property
+    def sorts(self) -> tuple[Sort, ...]:
+        """The uninterpreted sorts, in order of first use."""
+        found: dict[Sort, None] = {}
+        for symbol in self.symbols:
+            found.update(dict.fromkeys((*symbol.domain, symbol.range)))
+        for action in self.actions:
+            found.update(dict.fromkeys(p.sort for p in action.params))
+        return tuple(s for s in found if not s.values and s not in {BOOL, INT, NAT})
+
+    def action(self, name: str) -> Action:
+        for action in self.actions:
+            if action.name == name:
+                return action
+        raise MachineError(f"{self.name} has no action {name!r}")
+
+    def with_action(self, action: Action) -> Machine:
+        """The same machine with one action replaced: how must-fail twins are made."""
+        return replace(
+            self,
+            actions=tuple(action if a.name == action.name else a for a in self.actions),
+        )
+
+
+def without_guard(machine: Machine, action: str, index: int) -> Machine:
+    """The must-fail twin of a guard: the machine with that one condition left out."""
+    whole = machine.action(action)
+    rest = whole.guards[:index] + whole.guards[index + 1 :]
+    return machine.with_action(replace(whole, guards=rest))
+
+
+def _check(machine: Machine) -> None:
+    def fail(place: str, what: str) -> None:
+        raise MachineError(f"{machine.name}, {place}: {what}")
+
+    fixed = [update.target.symbol for update in machine.init]
+    for symbol in machine.symbols:
+        if fixed.count(symbol) != (0 if symbol.rigid else 1):
+            fail("init", f"{symbol.name} must be fixed once, or be rigid")
+    for action in machine.actions:
+        for update in action.updates:
+            target = update.target
+            if target.symbol.rigid or target.symbol not in machine.symbols:
+                fail(action.name, f"{target.symbol.name} cannot be updated")
+            if not set(target.args) <= {*action.params, *update.over}:
+                fail(action.name, f"arguments of {target.symbol.name} must be variables")
+            loose = set(free_vars(update.value)) - {*action.params, *update.over}
+            if loose:
+                fail(action.name, f"{loose} is not bound")
+        loose = set(free_vars(action.enabled)) - set(action.params)
+        if loose:
+            fail(action.name, f"{loose} is not bound")
+        if any(isinstance(t, New) for t in subterms(action.enabled)):
+            fail(action.name, "a guard speaks of the new state")
+    for prop in machine.properties:
+        bound = set(machine.action(prop.on).params) if prop.on else set()
+        if set(free_vars(prop.formula)) - bound:
+            fail(prop.name, "the formula has free variables")
+
+
+# --- showing -----------------------------------------------------------------------------
+
+
+def show(term: Term) -> str:
+    """The term in mathematical notation."""
+    match term:
+        case Var(name, _):
+            return name
+        case Lit(v, of):
+            return of.values[v] if of.values else str(v).lower()
+        case App(symbol, args):
+            return f"{symbol.name}({', '.join(map(show, args))})" if args else symbol.name
+        case Op("not", (Op("eq", (a, b)),)):
+            return f"{_inner(a)} ≠ {_inner(b)}"
+        case Op("not", (a,)):
+            return f"¬{_inner(a)}"
+        case Op("ite", (a, b, c)):
+            return f"(if {show(a)} then {show(b)} else {show(c)})"
+        case Op("eq", (a, b)) if a.sort == BOOL:
+            return f"{_inner(a)} ↔ {_inner(b)}"
+        case Op("and" | "or" as kind, _):
+            sign = f" {OPERATORS[kind][0]} "
+            return sign.join(_inner(part) for part in _flat(kind, term))
+        case Op(kind, (a, b)):
+            return f"{_inner(a)} {OPERATORS[kind][0]} {_inner(b)}"
+        case Bind("total", var, Op("ite", (a, Lit(1, _), Lit(0, _)))):
+            return f"#{{{var.name} | {show(a)}}}"
+        case Bind(kind, var, body):
+            sign = {"every": "∀", "some": "∃", "total": "Σ"}[kind]
+            return f"{sign}{var.name}. {show(body)}"
+        case New(App(symbol, args)):
+            return f"{symbol.name}′({', '.join(map(show, args))})" if args else f"{symbol.name}′"
+        case New(body):
+            return f"({show(body)})′"
+    raise MachineError(f"not a term: {term!r}")
+
+
+def _flat(kind: str, term: Term) -> tuple[Term, ...]:
+    if isinstance(term, Op) and term.kind == kind:
+        return tuple(part for child in term.args for part in _flat(kind, child))
+    return (term,)
+
+
+def _inner(term: Term) -> str:
+    text = show(term)
+    simple = isinstance(term, Var | Lit | App | New) or (
+        isinstance(term, Op) and term.kind == "not"
+    )
+    return text if simple else f"({text})"

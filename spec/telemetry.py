@@ -1,0 +1,176 @@
+"""The trace: one JSON line per transition (rules T1 to T3), names after arXiv 2605.24259.
+
+Every event carries the base fields; `EVENTS` says which further fields each kind must have.
+`parse_event` rejects what does not conform, it never repairs (T3).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+SCHEMA_VERSION: Final = 1
+
+BASE_FIELDS: Final = (
+    "schema_version",
+    "seq",
+    "timestamp_ns",
+    "run_id",
+    "event",
+    "request_id",
+    "claim_id",
+    "generation",
+    "prefix_id",
+    "policy",
+    "usable_blocks",
+)
+
+_FEASIBILITY_FIELDS: Final = (
+    "outcome",
+    "feasibility",
+    "blocking_claim_ids",
+    "waits_on",
+    "protected_resident_blocks",
+    "resident_plus_active_blocks",
+    "capacity_shortfall_blocks",
+    "missing_now",
+    "free_blocks_before_allocate",
+    "active_live_blocks_required",
+    "active_live_blocks_current",
+    "arbiter_action",
+)
+
+EVENTS: Final[dict[str, tuple[str, ...]]] = {
+    "trace_opened": ("engine", "block_size", "defer_limit"),
+    "trace_closed": ("events",),
+    "resident_claim_submitted": ("owner", "protection", "predicate", "footprint", "duration"),
+    "resident_claim_accepted": ("decision", "reason", "granted", "cost_blocks", "headroom_before"),
+    "resident_claim_refused": ("decision", "reason", "cost_blocks", "headroom_before"),
+    "resident_block_materialized": ("position", "block_id"),
+    "resident_claim_materialized": ("leading", "survivors"),
+    "resident_claim_demoted": ("phase_before", "covered"),
+    "resident_claim_expired": ("phase_before", "covered"),
+    "resident_claim_released": ("phase_before", "covered"),
+    "resident_claim_renewed": ("duration",),
+    "resident_claim_harmed": ("cause", "before", "after"),
+    "resident_block_lost": ("position", "block_id", "cause"),
+    "block_lost_after_release": ("position", "block_id", "phase"),
+    "allocation_victim_selected": ("block_id", "hash", "ref_count", "protected", "reason"),
+    "active_request_submitted": ("admit_reuse", "active_live_blocks_required"),
+    "active_request_admitted": ("hit_blocks", "new_blocks", "free_blocks_before_allocate"),
+    "active_request_deferred": _FEASIBILITY_FIELDS,
+    "active_request_refused": _FEASIBILITY_FIELDS,
+    "active_request_preempted": ("blocks",),
+    "active_request_finished": ("outcome", "blocks"),
+    "active_request_aborted": ("blocks",),
+    "future_reuse_admitted": ("blocks",),
+    "future_reuse_denied": ("blocks",),
+    "pool_reset": ("succeeded",),
+}
+"""Kinds of event and the fields each must carry beside the base fields.
+
+`before` and `after` of a harm are predicate records `{"holds", "leading", "survivors"}`;
+`predicate` and `granted` are `{"kind", "start", "n"}`; block counts are in blocks, `duration`
+in the runtime's time units (null: no end)."""
+
+
+class TraceError(ValueError):
+    """A trace or an event that does not conform; the message says what and where."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a trace.  `data` holds the fields that its kind must carry, and no others."""
+
+    seq: int
+    timestamp_ns: int
+    run_id: str
+    event: str
+    policy: str
+    usable_blocks: int
+    request_id: str | None = None
+    claim_id: str | None = None
+    generation: int | None = None
+    prefix_id: str | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        base = {name: getattr(self, name) for name in BASE_FIELDS if name != "schema_version"}
+        line = {"schema_version": SCHEMA_VERSION, **base, **self.data}
+        return json.dumps(line, separators=(",", ":"))
+
+
+def parse_event(line: str) -> Event:
+    """Read one line; raises `TraceError` unless it is exactly a known event."""
+    try:
+        raw = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise TraceError(f"not JSON: {error.msg}") from None
+    if not isinstance(raw, dict):
+        raise TraceError("not a JSON object")
+    missing = [name for name in BASE_FIELDS if name not in raw]
+    if missing:
+        raise TraceError(f"lacks {', '.join(missing)}")
+    if raw.pop("schema_version") != SCHEMA_VERSION:
+        raise TraceError("unknown schema version")
+    kind = raw["event"]
+    if kind not in EVENTS:
+        raise TraceError(f"unknown event {kind!r}")
+    base = {name: raw.pop(name) for name in BASE_FIELDS if name != "schema_version"}
+    for name in ("seq", "timestamp_ns", "usable_blocks"):
+        if type(base[name]) is not int:
+            raise TraceError(f"{name} is not an integer")
+    if set(raw) != set(EVENTS[kind]):
+        odd = sorted(set(raw) ^ set(EVENTS[kind]))
+        raise TraceError(f"{kind} has the wrong fields: {', '.join(odd)}")
+    return Event(**base, data=raw)
+
+
+class Recorder:
+    """Numbers and stamps the events of one run (T1).
+
+    `clock` gives the time in nanoseconds; a clock that runs back raises `TraceError`.
+    """
+
+    def __init__(
+        self, run_id: str, policy: str, usable_blocks: int, clock: Callable[[], int]
+    ) -> None:
+        self.run_id = run_id
+        self.policy = policy
+        self.usable_blocks = usable_blocks
+        self._clock = clock
+        self.events: list[Event] = []
+
+    def emit(
+        self,
+        event: str,
+        *,
+        request_id: str | None = None,
+        claim_id: str | None = None,
+        generation: int | None = None,
+        prefix_id: str | None = None,
+        **data: Any,
+    ) -> None:
+        if set(data) != set(EVENTS[event]):
+            odd = sorted(set(data) ^ set(EVENTS[event]))
+            raise TraceError(f"{event} has the wrong fields: {', '.join(odd)}")
+        now = self._clock()
+        if self.events and now < self.events[-1].timestamp_ns:
+            raise TraceError("time runs back")
+        self.events.append(
+            Event(
+                seq=len(self.events),
+                timestamp_ns=now,
+                run_id=self.run_id,
+                event=event,
+                policy=self.policy,
+                usable_blocks=self.usable_blocks,
+                request_id=request_id,
+                claim_id=claim_id,
+                generation=generation,
+                prefix_id=prefix_id,
+                data=data,
+            )
+        )
