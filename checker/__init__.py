@@ -1,0 +1,1 @@
+"""Whether it holds: proofs, exploration, conformance, litmus, fuzzing, traces, reports."""

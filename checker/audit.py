@@ -1,0 +1,697 @@
+"""Reads a trace back: is it whole (T1, T3), what does it say (T2), and was the contract kept.
+
+A trace that is not whole is rejected with a `TraceError`, never repaired.  A whole trace is
+folded event by event into the phase of every claim and the outcome of every request; on the
+way each event is judged by the rules that events alone can decide (L1 to L6, F2, F4, P1, P3,
+P4, V1, V3).  What needs the pool's own data (B1 to B3) is the monitor's business.
+
+A file may hold several runs one after the other, each from `trace_opened` to `trace_closed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from kvclaims.checker.verdicts import counted
+from kvclaims.spec.claims import TABLE
+from kvclaims.spec.telemetry import Event, TraceError, parse_event
+from kvclaims.spec.vocabulary import (
+    RESPONSIBLE,
+    RULES,
+    TERMINAL,
+    Cause,
+    Decision,
+    Outcome,
+    Phase,
+    Protection,
+    Verdict,
+)
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A broken rule, with the run and the sequence number of the event that shows it."""
+
+    rule: str
+    message: str
+    run_id: str = ""
+    seq: int | None = None
+
+    def __str__(self) -> str:
+        where = f" (run {self.run_id}, event {self.seq})" if self.seq is not None else ""
+        return f"{self.rule} {RULES[self.rule].meaning}: {self.message}{where}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "meaning": RULES[self.rule].meaning,
+            "message": self.message,
+            "run_id": self.run_id,
+            "seq": self.seq,
+        }
+
+
+# --- reading (T1, T3) --------------------------------------------------------------------
+
+_COUNT: Final = "a whole number"
+_TEXT: Final = "a text"
+_FLAG: Final = "true or false"
+_NAMES: Final = "a list of names"
+_PREDICATE: Final = "a record of kind, start and n"
+_STANDING: Final = "a record of holds, leading and survivors"
+
+
+def _is_record(value: object, **fields: type) -> bool:
+    return isinstance(value, dict) and {k: type(v) for k, v in value.items()} == fields
+
+
+_IS: Final[dict[str, Callable[[object], bool]]] = {
+    _COUNT: lambda v: type(v) is int,
+    _TEXT: lambda v: isinstance(v, str),
+    _FLAG: lambda v: type(v) is bool,
+    _NAMES: lambda v: isinstance(v, list) and all(isinstance(n, str) for n in v),
+    _PREDICATE: lambda v: _is_record(v, kind=str, start=int, n=int),
+    _STANDING: lambda v: _is_record(v, holds=bool, leading=int, survivors=int),
+}
+
+_VALUES: Final[dict[str, str]] = {
+    **dict.fromkeys(
+        (
+            "block_size",
+            "defer_limit",
+            "events",
+            "footprint",
+            "cost_blocks",
+            "headroom_before",
+            "position",
+            "block_id",
+            "leading",
+            "survivors",
+            "covered",
+            "ref_count",
+            "hit_blocks",
+            "new_blocks",
+            "blocks",
+            "protected_resident_blocks",
+            "resident_plus_active_blocks",
+            "capacity_shortfall_blocks",
+            "missing_now",
+            "free_blocks_before_allocate",
+            "active_live_blocks_required",
+            "active_live_blocks_current",
+        ),
+        _COUNT,
+    ),
+    **dict.fromkeys(("engine", "owner", "reason", "feasibility"), _TEXT),
+    **dict.fromkeys(("protected", "admit_reuse", "succeeded"), _FLAG),
+    **dict.fromkeys(("blocking_claim_ids", "waits_on"), _NAMES),
+    **dict.fromkeys(("predicate", "granted"), _PREDICATE),
+    **dict.fromkeys(("before", "after"), _STANDING),
+}
+"""What the value of a field must be (fields with a fixed set of words: `_WORDS`)."""
+
+_WORDS: Final[dict[str, frozenset[str]]] = {
+    "protection": frozenset(Protection),
+    "decision": frozenset(Decision),
+    "outcome": frozenset(Outcome),
+    "phase": frozenset(Phase),
+    "phase_before": frozenset(Phase),
+    "cause": frozenset(Cause),
+}
+
+_NEEDS_CLAIM: Final = ("resident_claim_", "resident_block_materialized", "block_lost_after")
+_NEEDS_REQUEST: Final = ("active_request_", "future_reuse_")
+
+
+def read_trace(path: Path) -> tuple[tuple[Event, ...], ...]:
+    """The runs in a file; raises `TraceError` that names the file and the line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise TraceError(f"{path}: no such file") from None
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise TraceError(f"{path.name}: not UTF-8 text") from None
+    try:
+        return read_runs(text.splitlines())
+    except TraceError as error:
+        raise TraceError(f"{path.name}: {error}") from None
+
+
+def read_runs(lines: Sequence[str]) -> tuple[tuple[Event, ...], ...]:
+    """Split lines into whole runs; raises `TraceError` at the first line that does not conform."""
+    if not lines:
+        raise TraceError("an empty trace (T3)")
+    runs: list[tuple[Event, ...]] = []
+    current: list[Event] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            event = _parse(line)
+            _follows(current, event)
+        except TraceError as error:
+            cut = number == len(lines) and str(error).startswith("not JSON")
+            hint = "; the last line is cut short" if cut else ""
+            raise TraceError(f"line {number}: {error}{hint}") from None
+        current.append(event)
+        if event.event == "trace_closed":
+            runs.append(tuple(current))
+            current = []
+    if current:
+        raise TraceError(f"line {len(lines)}: the trace ends without trace_closed (T3)")
+    return tuple(runs)
+
+
+def _parse(line: str) -> Event:
+    try:
+        event = parse_event(line)
+    except TypeError:
+        raise TraceError("event is no name (T3)") from None
+    for name in ("run_id", "policy"):
+        if not isinstance(getattr(event, name), str):
+            raise TraceError(f"{name} is not a text (T3)")
+    _subject(event, _NEEDS_CLAIM, "claim_id")
+    _subject(event, _NEEDS_REQUEST, "request_id")
+    if event.claim_id is not None and type(event.generation) is not int:
+        raise TraceError(f"{event.event}: generation must be {_COUNT} (T3)")
+    for name, value in event.data.items():
+        if name in _VALUES and not _IS[_VALUES[name]](value):
+            raise TraceError(f"{event.event}: {name} must be {_VALUES[name]} (T3)")
+        if name in _WORDS and not (isinstance(value, str) and value in _WORDS[name]):
+            raise TraceError(f"{event.event}: {name} is no known word: {value!r} (T3)")
+    return event
+
+
+def _subject(event: Event, kinds: tuple[str, ...], name: str) -> None:
+    value = getattr(event, name)
+    if not (isinstance(value, str) or (value is None and not event.event.startswith(kinds))):
+        raise TraceError(f"{event.event}: {name} must be {_TEXT} (T3)")
+
+
+def _follows(current: Sequence[Event], event: Event) -> None:
+    """Whether the event continues the run (T1)."""
+    if not current:
+        if event.event != "trace_opened" or event.seq != 0:
+            raise TraceError(f"a run starts with trace_opened at seq 0, not {event.event} (T3)")
+        return
+    last = current[-1]
+    if event.run_id != last.run_id:
+        raise TraceError(f"run {event.run_id!r} begins before run {last.run_id!r} has closed (T1)")
+    if event.event == "trace_opened":
+        raise TraceError("a second trace_opened in one run (T1)")
+    if event.seq != last.seq + 1:
+        raise TraceError(f"seq {event.seq} follows {last.seq}: events are missing (T1)")
+    if event.timestamp_ns < last.timestamp_ns:
+        raise TraceError("time runs back (T1)")
+    if event.event == "trace_closed" and event.data["events"] != event.seq:
+        raise TraceError(
+            f"trace_closed counts {event.data['events']} events before it, found {event.seq} (T3)"
+        )
+
+
+# --- folding (T2) ------------------------------------------------------------------------
+
+
+@dataclass
+class ClaimLife:
+    """One generation of a claim as the trace tells it; `blocks` maps positions to block ids."""
+
+    claim_id: str
+    generation: int
+    protection: Protection
+    asked: dict[str, Any]
+    timed: bool
+    phase: Phase = Phase.SUBMITTED
+    granted: dict[str, Any] | None = None
+    was_accepted: bool = False
+    was_materialized: bool = False
+    blocks: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def responsible(self) -> bool:
+        return self.phase in RESPONSIBLE
+
+    @property
+    def hard(self) -> bool:
+        return self.protection is Protection.HARD
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "phase": self.phase,
+            "generation": self.generation,
+            "protection": self.protection,
+            "accepted": self.was_accepted,
+            "materialized": self.was_materialized,
+        }
+
+
+@dataclass
+class RequestLife:
+    """A request as the trace tells it; `state` is waiting, running or finished."""
+
+    request_id: str
+    admit_reuse: bool
+    state: str = "waiting"
+    outcome: Outcome = Outcome.PENDING
+    shortfall: int = 0
+    free: int | None = None
+    hit_blocks: int = 0
+    deferrals: int = 0
+    structural_deferrals: int = 0
+    denials: int = 0
+    blocking_claims: tuple[str, ...] = ()
+    waited_on: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "state": self.state,
+            "outcome": self.outcome,
+            "shortfall": self.shortfall,
+            "blocking_claims": list(self.blocking_claims),
+            "deferrals": self.deferrals,
+        }
+
+
+class Fold:
+    """The state that the events of one run add up to, and the rules they broke.
+
+    `promised` puts another protection in the place of the one each claim was submitted with:
+    a run under a weaker mechanism, judged by the stronger promise.
+    """
+
+    def __init__(self, events: Iterable[Event], promised: Protection | None = None) -> None:
+        self.claims: dict[str, ClaimLife] = {}
+        self.requests: dict[str, RequestLife] = {}
+        self.violations: list[Violation] = []
+        self.counts: dict[str, int] = {}
+        self.defer_limit = 0
+        self._promised = promised
+        self._taken: dict[str, Event] = {}
+        for event in events:
+            self._now = event
+            self.counts[event.event] = self.counts.get(event.event, 0) + 1
+            handler = _HANDLERS.get(event.event)
+            if handler is not None:
+                handler(self, event)
+
+    # -- helpers
+
+    def _break(self, rule: str, message: str) -> None:
+        self.violations.append(Violation(rule, message, self._now.run_id, self._now.seq))
+
+    def _claim(self, event: Event) -> ClaimLife | None:
+        """The claim that the event speaks of, None (and told) if there is no such generation."""
+        assert event.claim_id is not None
+        claim = self.claims.get(event.claim_id)
+        if claim is None:
+            self._break("T2", f"{event.event} for claim {event.claim_id}, never submitted")
+            return None
+        if claim.generation != event.generation:
+            self._break(
+                "T2",
+                f"{event.event} for generation {event.generation} of claim {claim.claim_id}, "
+                f"which is at generation {claim.generation}",
+            )
+            return None
+        return claim
+
+    def _request(self, event: Event, *states: str) -> RequestLife | None:
+        assert event.request_id is not None
+        request = self.requests.get(event.request_id)
+        if request is None:
+            self._break("T2", f"{event.event} for request {event.request_id}, never submitted")
+            return None
+        if request.state not in states:
+            self._break("T2", f"{event.event} for {request.state} request {request.request_id}")
+        return request
+
+    def _goes(self, claim: ClaimLife, to: Phase) -> None:
+        if to not in TABLE.get(claim.phase, ()):
+            self._break("L1", f"claim {claim.claim_id} went from {claim.phase} to {to}")
+        claim.phase = to
+
+    # -- the life of claims
+
+    def _submitted(self, event: Event) -> None:
+        assert event.claim_id is not None
+        assert event.generation is not None
+        last = self.claims.get(event.claim_id)
+        if last is not None and last.phase not in TERMINAL:
+            self._break("L1", f"claim {event.claim_id} submitted anew while {last.phase}")
+        if last is not None and event.generation <= last.generation:
+            self._break("L1", f"claim {event.claim_id} came back without a higher generation")
+        self.claims[event.claim_id] = ClaimLife(
+            event.claim_id,
+            event.generation,
+            self._promised or Protection(event.data["protection"]),
+            event.data["predicate"],
+            event.data["duration"] is not None,
+        )
+
+    def _accepted(self, event: Event) -> None:
+        claim = self._claim(event)
+        if claim is None:
+            return
+        decision, granted = event.data["decision"], event.data["granted"]
+        self._goes(claim, Phase.ACCEPTED)
+        claim.granted = granted
+        claim.was_accepted = True
+        if not event.data["reason"]:
+            self._break("L2", f"claim {claim.claim_id} accepted without a reason")
+        if decision not in (Decision.ACCEPTED, Decision.CLIPPED):
+            self._break("L2", f"claim {claim.claim_id} accepted with decision {decision}")
+        if (decision == Decision.CLIPPED) != (granted != claim.asked):
+            self._break(
+                "L2", f"claim {claim.claim_id}: {decision}, asked {claim.asked}, granted {granted}"
+            )
+        cost, headroom = event.data["cost_blocks"], event.data["headroom_before"]
+        if claim.hard and cost > headroom:
+            self._break(
+                "F2", f"claim {claim.claim_id} accepted for {cost} blocks with headroom {headroom}"
+            )
+
+    def _refused_claim(self, event: Event) -> None:
+        claim = self._claim(event)
+        if claim is None:
+            return
+        self._goes(claim, Phase.REFUSED)
+        if not event.data["reason"] or event.data["decision"] != Decision.REFUSED:
+            self._break("L2", f"claim {claim.claim_id} refused without a reason")
+
+    def _covered(self, event: Event) -> None:
+        claim = self._claim(event)
+        if claim is None:
+            return
+        if not claim.responsible:
+            self._break("L2", f"claim {claim.claim_id} protects a block while {claim.phase}")
+        claim.blocks[event.data["position"]] = event.data["block_id"]
+        self._taken.pop(claim.claim_id, None)
+
+    def _materialized(self, event: Event) -> None:
+        claim = self._claim(event)
+        if claim is None:
+            return
+        self._goes(claim, Phase.MATERIALIZED)
+        claim.was_materialized = True
+        granted = claim.granted or claim.asked
+        wanted = range(granted["start"], granted["start"] + granted["n"])
+        missing = [position for position in wanted if position not in claim.blocks]
+        if missing:
+            self._break(
+                "L7", f"claim {claim.claim_id} materialized, but position {missing[0]} was not"
+            )
+
+    def _ended(self, event: Event) -> None:
+        claim = self._claim(event)
+        if claim is None:
+            return
+        to = _ENDINGS[event.event]
+        if event.data["phase_before"] != claim.phase:
+            self._break(
+                "T2", f"claim {claim.claim_id} was {claim.phase}, not {event.data['phase_before']}"
+            )
+        if to is Phase.EXPIRED and not claim.timed:
+            self._break("L6", f"claim {claim.claim_id} expired without a duration")
+        self._goes(claim, to)
+        self._taken.pop(claim.claim_id, None)
+
+    def _renewed(self, event: Event) -> None:
+        claim = self._claim(event)
+        if claim is None:
+            return
+        if not claim.responsible:
+            self._break("L6", f"claim {claim.claim_id} renewed while {claim.phase}")
+        claim.timed = True
+
+    def _harmed(self, event: Event) -> None:
+        claim = self._claim(event)
+        if claim is None:
+            return
+        before, after = event.data["before"], event.data["after"]
+        if not claim.was_accepted:
+            self._break("L4", f"claim {claim.claim_id} harmed without acceptance")
+        elif not claim.responsible:
+            self._break("L4", f"claim {claim.claim_id} harmed after it was {claim.phase}")
+        elif not before["holds"] or after["holds"]:
+            self._break("L3", f"claim {claim.claim_id} harmed, but its predicate did not stop")
+        if claim.hard and event.data["cause"] != Cause.FAULT:
+            self._break("L5", f"hard claim {claim.claim_id} harmed by {event.data['cause']}")
+        claim.phase = Phase.HARMED
+        self._taken.pop(claim.claim_id, None)
+
+    def _lost_later(self, event: Event) -> None:
+        claim = self._claim(event)
+        if claim is not None and claim.phase not in TERMINAL:
+            self._break("L4", f"claim {claim.claim_id} is {claim.phase}, not ended, at this loss")
+
+    # -- blocks
+
+    def _victim(self, event: Event) -> None:
+        block = event.data["block_id"]
+        if event.data["protected"]:
+            self._break("P1", f"protected block {block} was chosen as a victim")
+        for claim in self._covering(block):
+            if claim.hard:
+                self._break("P1", f"block {block} of hard claim {claim.claim_id} was given away")
+            elif claim.phase is Phase.MATERIALIZED:
+                self._taken.setdefault(claim.claim_id, event)
+
+    def _block_lost(self, event: Event) -> None:
+        for claim in list(self._covering(event.data["block_id"])):
+            for position, block in list(claim.blocks.items()):
+                if block == event.data["block_id"]:
+                    del claim.blocks[position]
+
+    def _covering(self, block: int) -> Iterator[ClaimLife]:
+        return (c for c in self.claims.values() if c.responsible and block in c.blocks.values())
+
+    # -- requests
+
+    def _request_submitted(self, event: Event) -> None:
+        assert event.request_id is not None
+        if event.request_id in self.requests:
+            self._break("T2", f"request {event.request_id} submitted twice")
+        self.requests[event.request_id] = RequestLife(event.request_id, event.data["admit_reuse"])
+
+    def _admitted(self, event: Event) -> None:
+        request = self._request(event, "waiting")
+        if request is not None:
+            request.state = "running"
+            request.hit_blocks = event.data["hit_blocks"]
+
+    def _deferred(self, event: Event) -> None:
+        request = self._request(event, "waiting", "running")
+        if request is None:
+            return
+        blockers, waits_on = event.data["blocking_claim_ids"], event.data["waits_on"]
+        if bool(blockers) == bool(waits_on):
+            self._break("F4", f"request {request.request_id} deferred by {blockers} and {waits_on}")
+        request.deferrals += 1
+        request.waited_on = request.waited_on or tuple(waits_on)
+        if blockers:
+            self._blame(request, blockers)
+            request.structural_deferrals += 1
+            if request.structural_deferrals > self.defer_limit:
+                self._break(
+                    "F4",
+                    f"request {request.request_id} deferred {request.structural_deferrals} times "
+                    f"for claims, the limit is {self.defer_limit}",
+                )
+
+    def _refused(self, event: Event) -> None:
+        request = self._request(event, "waiting", "running")
+        if request is None:
+            return
+        request.state = "finished"
+        request.outcome = Outcome(event.data["outcome"])
+        request.shortfall = event.data["capacity_shortfall_blocks"]
+        request.free = event.data["free_blocks_before_allocate"]
+        request.blocking_claims = tuple(event.data["blocking_claim_ids"])
+        if request.shortfall <= 0:
+            self._break("F4", f"request {request.request_id} refused with no shortfall")
+        if event.data["waits_on"]:
+            self._break("F4", f"request {request.request_id} refused, yet told to wait")
+        match request.outcome:
+            case Outcome.CAPACITY_REQUIRED:
+                if request.blocking_claims:
+                    self._break(
+                        "F4", f"request {request.request_id} exceeds the pool, yet claims blamed"
+                    )
+            case Outcome.REFUSED:
+                if not request.blocking_claims:
+                    self._break("F4", f"request {request.request_id} refused, no claim named")
+                self._blame(request, request.blocking_claims)
+            case other:
+                self._break("F4", f"request {request.request_id} refused with outcome {other}")
+
+    def _blame(self, request: RequestLife, blockers: Iterable[str]) -> None:
+        for name in blockers:
+            claim = self.claims.get(name)
+            if claim is None or not claim.responsible or not claim.hard:
+                what = "unknown" if claim is None else f"{claim.phase}, {claim.protection}"
+                self._break(
+                    "F4", f"request {request.request_id} blames claim {name}, which is {what}"
+                )
+
+    def _preempted(self, event: Event) -> None:
+        request = self._request(event, "running")
+        if request is not None:
+            request.state = "waiting"
+
+    def _finished(self, event: Event) -> None:
+        request = self._request(event, "running")
+        if request is None:
+            return
+        request.state = "finished"
+        request.outcome = Outcome(event.data["outcome"])
+        expected = Outcome.SERVED if request.admit_reuse else Outcome.SERVED_NO_ADMIT
+        if request.outcome is not expected:
+            self._break(
+                "P4", f"request {request.request_id} ended {request.outcome}, not {expected}"
+            )
+
+    def _aborted(self, event: Event) -> None:
+        request = self._request(event, "waiting", "running")
+        if request is not None:
+            request.state = "finished"
+            request.outcome = Outcome.ABORTED
+
+    def _reuse_admitted(self, event: Event) -> None:
+        request = self._request(event, "waiting", "running", "finished")
+        if request is not None and not request.admit_reuse:
+            self._break("P4", f"no-admit request {request.request_id} registered content")
+
+    def _reuse_denied(self, event: Event) -> None:
+        request = self._request(event, "waiting", "running", "finished")
+        if request is not None:
+            request.denials += 1
+
+    # -- the frame
+
+    def _opened(self, event: Event) -> None:
+        self.defer_limit = event.data["defer_limit"]
+
+    def _closed(self, event: Event) -> None:
+        for claim in self.claims.values():
+            if claim.phase is Phase.SUBMITTED:
+                self._break("V1", f"claim {claim.claim_id} was never decided")
+        for name, victim in self._taken.items():
+            self._now = victim
+            self._break(
+                "P3", f"claim {name} lost block {victim.data['block_id']} and nothing was told"
+            )
+        self._now = event
+        for request in self.requests.values():
+            denied = int(request.outcome is Outcome.SERVED_NO_ADMIT)
+            if request.denials != denied:
+                self._break(
+                    "P4",
+                    f"request {request.request_id}, {request.outcome}, was denied reuse "
+                    f"{request.denials} times, not {denied}",
+                )
+
+
+_ENDINGS: Final = {
+    "resident_claim_demoted": Phase.DEMOTED,
+    "resident_claim_expired": Phase.EXPIRED,
+    "resident_claim_released": Phase.RELEASED,
+}
+
+_HANDLERS: Final[dict[str, Callable[[Fold, Event], None]]] = {
+    "trace_opened": Fold._opened,
+    "trace_closed": Fold._closed,
+    "resident_claim_submitted": Fold._submitted,
+    "resident_claim_accepted": Fold._accepted,
+    "resident_claim_refused": Fold._refused_claim,
+    "resident_block_materialized": Fold._covered,
+    "resident_claim_materialized": Fold._materialized,
+    **dict.fromkeys(_ENDINGS, Fold._ended),
+    "resident_claim_renewed": Fold._renewed,
+    "resident_claim_harmed": Fold._harmed,
+    "resident_block_lost": Fold._block_lost,
+    "block_lost_after_release": Fold._lost_later,
+    "allocation_victim_selected": Fold._victim,
+    "active_request_submitted": Fold._request_submitted,
+    "active_request_admitted": Fold._admitted,
+    "active_request_deferred": Fold._deferred,
+    "active_request_refused": Fold._refused,
+    "active_request_preempted": Fold._preempted,
+    "active_request_finished": Fold._finished,
+    "active_request_aborted": Fold._aborted,
+    "future_reuse_admitted": Fold._reuse_admitted,
+    "future_reuse_denied": Fold._reuse_denied,
+}
+
+
+# --- the command -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AuditedRun:
+    """One run of one file, folded."""
+
+    file: str
+    run_id: str
+    events: int
+    fold: Fold
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    runs: tuple[AuditedRun, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        broken = any(run.fold.violations for run in self.runs)
+        return Verdict.VIOLATED if broken else Verdict.HOLDS
+
+    @property
+    def violations(self) -> list[Violation]:
+        return [violation for run in self.runs for violation in run.fold.violations]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "events": sum(run.events for run in self.runs),
+            "runs": [
+                {
+                    "file": run.file,
+                    "run_id": run.run_id,
+                    "events": run.events,
+                    "claims": {name: life.to_json() for name, life in run.fold.claims.items()},
+                    "requests": {name: life.to_json() for name, life in run.fold.requests.items()},
+                    "violations": [violation.to_json() for violation in run.fold.violations],
+                }
+                for run in self.runs
+            ],
+            "violations": [violation.to_json() for violation in self.violations],
+        }
+
+    def lines(self) -> Iterator[str]:
+        for run in self.runs:
+            claims, requests = len(run.fold.claims), len(run.fold.requests)
+            yield (
+                f"{run.file} {run.run_id}: {counted(run.events, 'event')}, "
+                f"{counted(claims, 'claim')}, {counted(requests, 'request')}"
+            )
+            for name, claim in run.fold.claims.items():
+                yield f"  claim {name}: {claim.phase}"
+            for name, request in run.fold.requests.items():
+                blame = ", ".join(request.blocking_claims)
+                shown = f", {request.shortfall} blocks short" if request.shortfall else ""
+                shown += f" because of {blame}" if blame else ""
+                yield f"  request {name}: {request.outcome}{shown}"
+            for violation in run.fold.violations:
+                yield f"  VIOLATED {violation}"
+
+
+def audit(paths: Sequence[Path]) -> AuditReport:
+    """Audit every run of every file; raises `TraceError` if one of them is not whole."""
+    runs = [
+        AuditedRun(path.name, events[0].run_id, len(events), Fold(events))
+        for path in paths
+        for events in read_trace(path)
+    ]
+    return AuditReport(tuple(runs))

@@ -1,0 +1,375 @@
+"""The command line: one command a function, one place where expected errors become one line.
+
+Exit codes: 0 holds; 1 violated; 2 wrong usage, or something needed is missing; 3 not shown.
+With `--json` a command prints one object on stdout and nothing else: whatever an engine prints
+meanwhile goes to stderr.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TextIO, cast
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from kvclaims.checker import engines
+from kvclaims.checker.verdicts import EXIT_WRONG_USE, Progress, Report, Several, exit_code
+from kvclaims.spec.interface import BadOperation, EngineMissing
+from kvclaims.spec.telemetry import TraceError
+from kvclaims.spec.vocabulary import RULES, Verdict
+
+EXPECTED: Final = (BadOperation, EngineMissing, TraceError)
+"""Errors that are the user's to mend: one line on stderr and exit 2, never a traceback."""
+
+INTERRUPTED: Final = 130
+PLAIN_PROGRESS_EVERY_S: Final = 5.0
+
+_STYLES: Final = {
+    Verdict.PROVED: "bold green",
+    Verdict.HOLDS: "green",
+    Verdict.VIOLATED: "bold red",
+    Verdict.NOT_INDUCTIVE: "bold yellow",
+    Verdict.VACUOUS: "yellow",
+    Verdict.UNKNOWN: "yellow",
+    Verdict.NOT_EXPOSED: "cyan",
+}
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """The command line as given, and where the result goes."""
+
+    arguments: tuple[str, ...]
+    out: TextIO
+
+
+def main() -> None:
+    """Entry point of the `kvclaims` script."""
+    arguments = sys.argv[1:]
+    out = _keep_stdout() if "--json" in arguments else sys.stdout
+    code = run(arguments, out)
+    out.flush()
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str], out: TextIO) -> int:
+    """Run one command, its result printed to `out`; the exit code."""
+    invocation = Invocation(tuple(arguments), out)
+    try:
+        code = commands.main(list(arguments), "kvclaims", standalone_mode=False, obj=invocation)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        return EXIT_WRONG_USE
+    except click.ClickException as error:
+        return _fail(error.format_message(), arguments, out)
+    except EXPECTED as error:
+        return _fail(str(error), arguments, out)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", arguments, out, INTERRUPTED)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, arguments: Sequence[str], out: TextIO, code: int = EXIT_WRONG_USE) -> int:
+    line = " ".join(message.split())
+    print(f"kvclaims: {line}", file=sys.stderr)
+    if "--json" in arguments:
+        print(
+            json.dumps({"verdict": "ERROR", "exit": code, "seconds": 0.0, "error": line}), file=out
+        )
+    return code
+
+
+def _keep_stdout() -> TextIO:
+    """The real stdout for the result alone: from now on all else that is printed, also by an
+    engine's C code while it is torn down, goes to stderr."""
+    sys.stdout.flush()
+    own = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return own
+
+
+# --- what every command shares -----------------------------------------------------------
+
+
+def _checks(function: Callable[..., Report]) -> Callable[..., int]:
+    """A command that prints a report: adds `--json`, times it, shows progress and the result."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+    @functools.wraps(function)
+    def command(*, as_json: bool, **options: Any) -> int:
+        started = time.monotonic()
+        with _progress() as progress:
+            report = function(progress=progress, **options)
+        code = (
+            EXIT_WRONG_USE if getattr(report, "lacks_needed", False) else exit_code(report.verdict)
+        )
+        _print(report, code, time.monotonic() - started, as_json)
+        return code
+
+    return command
+
+
+def _invocation() -> Invocation:
+    return cast("Invocation", click.get_current_context().obj)
+
+
+def _print(report: Report, code: int, seconds: float, as_json: bool) -> None:
+    out = _invocation().out
+    if as_json:
+        head = {"verdict": report.verdict, "exit": code, "seconds": round(seconds, 3)}
+        print(json.dumps({**report.to_json(), **head}), file=out)
+        return
+    console = Console(file=out, highlight=False, soft_wrap=True)
+    renderable = getattr(report, "renderable", None)
+    if renderable is not None and console.is_terminal:
+        console.print(renderable())
+        return
+    for line in report.lines():
+        text = Text(line)
+        for verdict, style in _STYLES.items():
+            text.highlight_words([verdict], style)
+        console.print(text)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A status line on a terminal; elsewhere a plain line now and then (logs stay short)."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if console.is_terminal:
+        with console.status("…") as status:
+            yield lambda text: status.update(Text(text))
+        return
+    last = time.monotonic()
+
+    def tell(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PLAIN_PROGRESS_EVERY_S:
+            last = time.monotonic()
+            console.print(Text(text))
+
+    yield tell
+
+
+def _engine_path(function: Callable[..., Report]) -> Callable[..., Report]:
+    """Adds `--engine-path`: the command runs again in a process that imports from there first."""
+
+    @click.option(
+        "--engine-path",
+        type=click.Path(path_type=Path),
+        help="Folder to import the engine's package from.",
+    )
+    @functools.wraps(function)
+    def command(*, engine_path: Path | None, **options: Any) -> Report:
+        if engine_path is not None:
+            chosen = options.get("engine") or engines.names()
+            names = [chosen] if isinstance(chosen, str) else list(chosen)
+            engines.check_path(engine_path, names)
+            code = engines.rerun_with_path(engine_path, _invocation().arguments, _invocation().out)
+            if code is not None:
+                raise click.exceptions.Exit(code)
+        return function(**options)
+
+    return command
+
+
+def _rule(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and value not in RULES:
+        raise click.BadParameter(f"unknown rule {value!r} (known: {', '.join(RULES)})")
+    return value
+
+
+def _settings(
+    _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
+) -> Mapping[str, str]:
+    """`name=value` pairs; whole numbers in a value are sizes and must not be negative."""
+    settings = {}
+    for text in values:
+        name, equals, setting = text.partition("=")
+        if not name or not equals or not setting:
+            raise click.BadParameter(f"{text!r} is not name=value")
+        if any(part.strip().startswith("-") for part in setting.split(",")):
+            raise click.BadParameter(f"{text!r}: a size is at least 0")
+        settings[name] = setting
+    return settings
+
+
+# --- the commands ------------------------------------------------------------------------
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="kvclaims")
+def commands() -> None:
+    """Check the resident-KV contract: proofs, exploration, litmus, fuzzing, traces."""
+
+
+@commands.command()
+@click.option("--rule", callback=_rule, help="Only this rule, such as F2.")
+@click.option("--machine", help="Only this machine.")
+@_checks
+def prove(rule: str | None, machine: str | None, progress: Progress) -> Report:
+    """Prove that every invariant is inductive, for any number of blocks, claims and requests."""
+    from kvclaims.checker import prove as prover
+
+    return prover.prove(rule, machine, progress)
+
+
+@commands.command()
+@click.argument("machine", required=False)
+@click.option("--set", "sets", multiple=True, callback=_settings, help="Size, as name=value.")
+@_checks
+def explore(machine: str | None, sets: Mapping[str, str], progress: Progress) -> Report:
+    """Visit every state of a finite instance of MACHINE, or of all pinned instances."""
+    from kvclaims.checker import explore as explorer
+    from kvclaims.checker.instances import PINNED
+
+    if machine is None and sets:
+        raise click.UsageError("--set needs a MACHINE")
+    if machine is not None:
+        return explorer.explore(machine, sets, progress)
+    parts = tuple(explorer.explore(name, {}, progress) for name in PINNED)
+    return Several("instances", parts, sums=("states", "transitions"))
+
+
+@commands.command()
+@_checks
+def conform(progress: Progress) -> Report:
+    """Replay every step of a bounded instance on the reference, in both directions."""
+    from kvclaims.checker import conform as conformance
+
+    progress("replaying every step on the reference")
+    return conformance.conform()
+
+
+@commands.command()
+@_checks
+def twins(progress: Progress) -> Report:
+    """Break each rule on purpose: every must-fail twin has to fail."""
+    from kvclaims.checker import twins as must_fail
+
+    progress("breaking each rule on purpose")
+    return must_fail.run_twins()
+
+
+@commands.command()
+@click.argument("programs", nargs=-1, metavar="[PROGRAM]...")
+@click.option("--engine", default=engines.REFERENCE, show_default=True, help="Engine to run on.")
+@click.option(
+    "--trace", "trace_file", type=click.Path(path_type=Path), help="Write the traces to this file."
+)
+@_checks
+@_engine_path
+def litmus(
+    programs: tuple[str, ...], engine: str, trace_file: Path | None, progress: Progress
+) -> Report:
+    """Run litmus programs (all, or those named by id or TOML file) and judge every number."""
+    from kvclaims.checker import litmus as runner
+    from kvclaims.checker.programs import select
+
+    chosen = select(programs)
+    found, info = engines.ready(engine)
+    report = runner.litmus(found, info, chosen, progress)
+    if trace_file is not None:
+        _write(trace_file, "".join(f"{event.to_json()}\n" for event in report.events))
+    return report
+
+
+@commands.command()
+@click.option("--engine", required=True, help="Engine to run on.")
+@click.option("--steps", type=click.IntRange(min=1), help="Operations to do.")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Time to spend.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@_checks
+@_engine_path
+def fuzz(
+    engine: str, steps: int | None, seconds: float | None, seed: int, progress: Progress
+) -> Report:
+    """Drive an engine with random operations, watched by the monitor."""
+    from kvclaims.checker import fuzz as fuzzer
+
+    if steps is not None and seconds is not None:
+        raise click.UsageError("give --steps or --seconds, not both")
+    found, _ = engines.ready(engine)
+    return fuzzer.fuzz(found, steps=steps, seconds=seconds, seed=seed, progress=progress)
+
+
+@commands.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--engine", help="Engine to run on (default: the one that the file names).")
+@_checks
+@_engine_path
+def replay(file: Path, engine: str | None, progress: Progress) -> Report:
+    """Run the operations of a counterexample FILE again."""
+    from kvclaims.checker import replay as replayer
+
+    progress(f"replaying {file.name}")
+    return replayer.replay(file, engine)
+
+
+@commands.command()
+@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_checks
+def audit(traces: tuple[Path, ...], progress: Progress) -> Report:
+    """Fold each TRACE and judge it by the rules that events can decide."""
+    from kvclaims.checker import audit as auditor
+
+    progress("folding")
+    return auditor.audit(traces)
+
+
+@commands.command()
+@click.option("--engine", multiple=True, help="Engine to check (default: all that run here).")
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds of fuzzing, over all engines.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("gate"),
+    show_default=True,
+    help="Folder for the reports.",
+)
+@_checks
+@_engine_path
+def gate(
+    engine: tuple[str, ...], budget: float, seed: int, output: Path, progress: Progress
+) -> Report:
+    """Everything at once: one table, and reports in gate/."""
+    from kvclaims.checker import gate as gatekeeper
+
+    return gatekeeper.gate(engine, budget, seed, output, progress)
+
+
+@commands.command()
+@_checks
+def doctor(progress: Progress) -> Report:
+    """What this machine can check, and the command that installs what is missing."""
+    from kvclaims.checker import doctor as physician
+
+    progress("looking around")
+    return physician.doctor()
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadOperation(f"cannot write {path}: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    main()

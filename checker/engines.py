@@ -1,0 +1,111 @@
+"""Engines by name, through the entry point group `kvclaims.engines`; none is imported directly.
+
+An engine object may say more of itself than `spec.interface.Engine` asks: `package`, the import
+package under test (default: its name up to a dash; the reference has none, it is part of
+kvclaims), and `block_size`, the tokens in a block of the programs it runs (default 16).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Final, TextIO, cast
+
+from kvclaims.spec.interface import BadOperation, Engine, EngineInfo, EngineMissing
+
+GROUP: Final = "kvclaims.engines"
+REFERENCE: Final = "reference"
+DEFAULT_BLOCK_SIZE: Final = 16
+
+PATH_VARIABLE: Final = "KVCLAIMS_ENGINE_PATH"
+"""Set in a process whose import path already starts with the folder of `--engine-path`."""
+
+
+def names() -> tuple[str, ...]:
+    """Every registered engine, the reference first."""
+    found = {point.name for point in entry_points(group=GROUP)}
+    return tuple(sorted(found, key=lambda name: (name != REFERENCE, name)))
+
+
+def find(name: str) -> Engine:
+    """The engine object.  `BadOperation` if nobody registered the name, `EngineMissing` if its
+    adapter cannot be imported here."""
+    point = _entry_point(name)
+    try:
+        return cast(Engine, point.load())
+    except ImportError as error:
+        raise EngineMissing(f"engine {name} cannot be loaded: {error}") from None
+    except AttributeError:
+        raise EngineMissing(f"engine {name} cannot be loaded: no {point.value}") from None
+
+
+def ready(name: str) -> tuple[Engine, EngineInfo]:
+    """The engine with what it says of itself; `EngineMissing` where it cannot run, also where
+    `--engine-path` was given and the package came from elsewhere."""
+    engine = find(name)
+    info = engine.info()
+    wanted = os.environ.get(PATH_VARIABLE)
+    if wanted and package(engine) and not Path(info.path).resolve().is_relative_to(wanted):
+        raise EngineMissing(f"engine {name} was imported from {info.path}, not from {wanted}")
+    return engine, info
+
+
+def block_size(engine: Engine) -> int:
+    return cast(int, getattr(engine, "block_size", DEFAULT_BLOCK_SIZE))
+
+
+def package(engine: Engine) -> str | None:
+    """The import package that the engine's code comes from, None if it is kvclaims' own."""
+    if engine.name == REFERENCE:
+        return None
+    return cast("str", getattr(engine, "package", engine.name.partition("-")[0]))
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def check_path(folder: Path, engine_names: Sequence[str]) -> None:
+    """Whether the folder holds the package of one of the engines; `BadOperation` if not."""
+    if not folder.is_dir():
+        raise BadOperation(f"--engine-path: no folder {folder}")
+    packages = sorted({p for name in engine_names if (p := package(find(name)))})
+    if not packages:
+        raise BadOperation(
+            f"--engine-path: {', '.join(engine_names)} has no package of its own to take from there"
+        )
+    for name in packages:
+        if (folder / name / "__init__.py").is_file():
+            return
+    lacking = " or ".join(str(folder / name / "__init__.py") for name in packages)
+    raise BadOperation(f"--engine-path: no engine there, {lacking} does not exist")
+
+
+def rerun_with_path(folder: Path, arguments: Sequence[str], out: TextIO) -> int | None:
+    """Run this command again in a process that imports from `folder` first and prints to `out`;
+    its exit code.
+
+    None where this is that process already.
+    """
+    resolved = str(folder.resolve())
+    if os.environ.get(PATH_VARIABLE) == resolved:
+        return None
+    inherited = os.environ.get("PYTHONPATH")
+    path = resolved + (os.pathsep + inherited if inherited else "")
+    environment = {**os.environ, "PYTHONPATH": path, PATH_VARIABLE: resolved}
+    command = [sys.executable, "-m", "kvclaims.checker.cli", *arguments]
+    out.flush()
+    return subprocess.run(command, env=environment, stdout=out, check=False).returncode
+
+
+def _entry_point(name: str) -> EntryPoint:
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            return point
+    raise BadOperation(f"unknown engine {name!r} (known: {', '.join(names())})")

@@ -1,0 +1,339 @@
+"""A machine as first-order logic over uninterpreted sorts, for Z3.
+
+The state before a step is a set of uninterpreted functions; the state after it is not a second
+set with frame axioms but the same functions seen through the updates (`f′(x) = if x is the
+updated place then value else f(x)`), so obligations stay small.
+
+Sums over all elements of a sort (`total`, `count`) are not first-order.  Each becomes a ghost
+integer that a step moves by what the step changes at the places it names, after the solver has
+shown that it changes the summand nowhere else.  Of its value only facts that are true of every
+finite sum are used: `_Ghosts.facts` lists them.  Exact values are checked by exploration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import z3
+
+from kvclaims.spec.language import (
+    BOOL,
+    NAT,
+    NUMERIC,
+    Action,
+    App,
+    Bind,
+    Lit,
+    Machine,
+    New,
+    Op,
+    Sort,
+    Symbol,
+    Term,
+    Update,
+    Var,
+    free_vars,
+    substitute,
+    subterms,
+)
+
+Env = Mapping[Var, z3.ExprRef]
+
+
+@dataclass(frozen=True)
+class Side:
+    """Which state a term is read in: before a step, or after the updates of one."""
+
+    name: str
+    updates: tuple[Update, ...] = ()
+    params: tuple[tuple[Var, z3.ExprRef], ...] = ()
+
+
+BEFORE = Side("before")
+
+
+class Logic:
+    """The vocabulary of one machine in one Z3 context."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.context = z3.Context()
+        self._sorts: dict[Sort, z3.SortRef] = {}
+        self._values: dict[Sort, list[z3.ExprRef]] = {}
+        self._functions: dict[Symbol, z3.FuncDeclRef] = {}
+        self.ghosts = _Ghosts(self)
+
+    def sort(self, sort: Sort) -> z3.SortRef:
+        if sort == BOOL:
+            return z3.BoolSort(self.context)
+        if sort in NUMERIC:
+            return z3.IntSort(self.context)
+        if sort not in self._sorts:
+            if sort.values:
+                made, values = z3.EnumSort(sort.name, list(sort.values), self.context)
+                self._sorts[sort], self._values[sort] = made, values
+            else:
+                self._sorts[sort] = z3.DeclareSort(sort.name, self.context)
+        return self._sorts[sort]
+
+    def function(self, symbol: Symbol) -> z3.FuncDeclRef:
+        if symbol not in self._functions:
+            domain = [self.sort(s) for s in symbol.domain]
+            self._functions[symbol] = z3.Function(symbol.name, *domain, self.sort(symbol.range))
+        return self._functions[symbol]
+
+    def constant(self, name: str, sort: Sort) -> z3.ExprRef:
+        return z3.Const(name, self.sort(sort))
+
+    def constants(self, variables: tuple[Var, ...], prefix: str = "") -> dict[Var, z3.ExprRef]:
+        return {v: self.constant(prefix + v.name, v.sort) for v in variables}
+
+    # -- terms
+
+    def term(self, term: Term, env: Env, side: Side = BEFORE, after: Side = BEFORE) -> z3.ExprRef:
+        """`term` read on `side`; parts under `new` are read on `after`."""
+
+        def go(t: Term) -> z3.ExprRef:
+            return self.term(t, env, side, after)
+
+        match term:
+            case Var():
+                return env[term]
+            case Lit(literal, of):
+                return self._literal(literal, of)
+            case New(body):
+                return self.term(body, env, after, after)
+            case App(symbol, args):
+                return self.read(symbol, tuple(go(a) for a in args), side)
+            case Op(kind, args):
+                return self._operate(kind, [go(a) for a in args])
+            case Bind("total", var, body):
+                return self.ghosts.read(var, body, env, side)
+            case Bind(kind, var, body):
+                bound = self.constant(var.name + "!", var.sort)
+                inner = self.term(body, {**env, var: bound}, side, after)
+                return z3.ForAll([bound], inner) if kind == "every" else z3.Exists([bound], inner)
+        raise TypeError(f"not a term: {term!r}")
+
+    def read(self, symbol: Symbol, args: tuple[z3.ExprRef, ...], side: Side) -> z3.ExprRef:
+        """A symbol at a place, seen through the updates of the side."""
+        current: z3.ExprRef = self.function(symbol)(*args)
+        params = dict(side.params)
+        for update in side.updates:
+            if update.target.symbol != symbol:
+                continue
+            env, here = dict(params), []
+            for target, arg in zip(update.target.args, args, strict=True):
+                if target in update.over:
+                    env[target] = arg  # type: ignore[index]
+                else:
+                    here.append(params[target] == arg)  # type: ignore[index]
+            value = self.term(update.value, env)
+            current = z3.If(z3.And(*here), value, current) if here else value
+        return current
+
+    def _literal(self, literal: bool | int, of: Sort) -> z3.ExprRef:
+        if of == BOOL:
+            return z3.BoolVal(bool(literal), self.context)
+        if of in NUMERIC:
+            return z3.IntVal(int(literal), self.context)
+        self.sort(of)
+        return self._values[of][literal]
+
+    @staticmethod
+    def _operate(kind: str, args: list[Any]) -> z3.ExprRef:
+        match kind:
+            case "not":
+                return z3.Not(args[0])
+            case "and":
+                return z3.And(*args)
+            case "or":
+                return z3.Or(*args)
+            case "implies":
+                return z3.Implies(*args)
+            case "ite":
+                return z3.If(*args)
+            case "eq":
+                return args[0] == args[1]
+            case "le":
+                return args[0] <= args[1]
+            case "lt":
+                return args[0] < args[1]
+            case "add":
+                return args[0] + args[1]
+            case "sub":
+                return args[0] - args[1]
+        raise TypeError(f"unknown operator {kind!r}")
+
+    def typed(self, env: Env) -> list[z3.ExprRef]:
+        """What the sorts of parameters say: a natural number is not negative."""
+        return [e >= 0 for v, e in env.items() if v.sort == NAT]
+
+    def after(self, action: Action) -> tuple[dict[Var, z3.ExprRef], Side]:
+        """Fresh parameters of an action, and the state after it."""
+        env = self.constants(action.params)
+        return env, Side(f"after {action.name}", action.updates, tuple(env.items()))
+
+    def initially(self) -> Side:
+        """The initial state, as updates of everything that is not rigid."""
+        return Side("initially", self.machine.init)
+
+
+@dataclass(frozen=True)
+class _Ghost:
+    """A total: its bound variable, its body over canonical free variables, and its function."""
+
+    var: Var
+    body: Term
+    free: tuple[Var, ...]
+    function: z3.FuncDeclRef
+    number: int
+
+
+class _Ghosts:
+    """The totals of a machine as ghost integers."""
+
+    def __init__(self, logic: Logic) -> None:
+        self.logic = logic
+        self._by_key: dict[tuple[Var, Term], _Ghost] = {}
+        self._settled: dict[tuple[int, str], bool] = {}
+        self._loose: dict[tuple[int, str], z3.FuncDeclRef] = {}
+        for term in self._totals():
+            self._ghost(term.var, term.body)
+
+    def _totals(self) -> Iterator[Bind]:
+        machine = self.logic.machine
+        sources = [a.enabled for a in machine.actions]
+        sources += [p.formula for p in machine.properties]
+        sources += [u.value for a in machine.actions for u in a.updates]
+        sources += [u.value for u in machine.init]
+        for partition in machine.partitions:
+            sources += [partition.whole, *partition.parts]
+        for source in sources:
+            for term in subterms(source):
+                if isinstance(term, Bind) and term.kind == "total":
+                    yield term
+
+    def _ghost(self, var: Var, body: Term) -> _Ghost:
+        found = tuple(v for v in free_vars(body) if v != var)
+        names = {v: Var(f"free{i}", v.sort) for i, v in enumerate(found)}
+        bound = Var("bound", var.sort)
+        key = (bound, substitute(body, {**names, var: bound}))
+        if key not in self._by_key:
+            number = len(self._by_key)
+            sorts = [self.logic.sort(v.sort) for v in found]
+            function = z3.Function(f"total{number}", *sorts, z3.IntSort(self.logic.context))
+            self._by_key[key] = _Ghost(bound, key[1], tuple(names.values()), function, number)
+        return self._by_key[key]
+
+    def read(self, var: Var, body: Term, env: Env, side: Side) -> z3.ExprRef:
+        ghost = self._ghost(var, body)
+        places = tuple(env[v] for v in free_vars(body) if v != var)
+        return self._value(ghost, places, side)
+
+    def _value(self, ghost: _Ghost, places: tuple[z3.ExprRef, ...], side: Side) -> z3.ExprRef:
+        if side == BEFORE:
+            return ghost.function(*places)
+        if not self._moves_only_at_points(ghost, side):
+            return self._fresh(ghost, side)(*places)
+        env = dict(zip(ghost.free, places, strict=True))
+        value, points = ghost.function(*places), self._points(ghost, side)
+        for i, point in enumerate(points):
+            here = {**env, ghost.var: point}
+            moved = self.logic.term(ghost.body, here, side) - self.logic.term(ghost.body, here)
+            seen = [point == earlier for earlier in points[:i]]
+            value = value + (z3.If(z3.Or(*seen), 0, moved) if seen else moved)
+        return value
+
+    @staticmethod
+    def _points(ghost: _Ghost, side: Side) -> list[z3.ExprRef]:
+        return [e for v, e in side.params if v.sort == ghost.var.sort]
+
+    def _fresh(self, ghost: _Ghost, side: Side) -> z3.FuncDeclRef:
+        key = (ghost.number, side.name)
+        if key not in self._loose:
+            sorts = [self.logic.sort(v.sort) for v in ghost.free]
+            name = f"total{ghost.number}_{side.name.replace(' ', '_')}"
+            self._loose[key] = z3.Function(name, *sorts, z3.IntSort(self.logic.context))
+        return self._loose[key]
+
+    def _moves_only_at_points(self, ghost: _Ghost, side: Side) -> bool:
+        """Whether the step leaves the summand alone away from the places it names.
+
+        Proved once for each total and step, from the updates alone; where that fails, the
+        total after the step is any number that satisfies the facts.
+        """
+        key = (ghost.number, side.name)
+        if key not in self._settled:
+            env = self.logic.constants((*ghost.free, ghost.var), "at_")
+            solver = z3.Solver(ctx=self.logic.context)
+            solver.set("timeout", 2000)
+            for point in self._points(ghost, side):
+                solver.add(env[ghost.var] != point)
+            before = self.logic.term(ghost.body, env)
+            solver.add(before != self.logic.term(ghost.body, env, side))
+            self._settled[key] = solver.check() == z3.unsat
+        return self._settled[key]
+
+    def facts(self, side: Side) -> Iterator[z3.ExprRef]:
+        """What is true of every finite sum, for each total of the machine:
+
+        - with no negative summand (witness `w`), a sum is at least zero, at least each summand,
+          and at least the sum of two summands of different elements;
+        - a sum that is not zero has a summand that is not zero;
+        - where one summand is pointwise the sum of others, so are the totals (`Partition`).
+        """
+        for ghost in list(self._by_key.values()):
+            yield from self._sum_facts(ghost, side)
+        for i, partition in enumerate(self.logic.machine.partitions):
+            totals = (partition.whole, *partition.parts)
+            values = [self.logic.term(t, {}, side) for t in totals]
+            w = self.logic.constant(
+                f"w_{side.name}_{len(values)}_{hash(partition)}", totals[0].var.sort
+            )  # type: ignore[attr-defined]  # noqa: E501
+            at = [
+                self.logic.term(t.body, {t.var: w}, side)  # type: ignore[attr-defined]
+                for t in totals
+            ]
+            yield z3.Or(values[0] == z3.Sum(values[1:]), at[0] != z3.Sum(at[1:]))
+
+    def _sum_facts(self, ghost: _Ghost, side: Side) -> Iterator[z3.ExprRef]:
+        logic = self.logic
+        env = logic.constants(ghost.free, "at_")
+        places = tuple(env.values())
+        x, y = logic.constants((ghost.var,), "x_"), logic.constants((ghost.var,), "y_")
+        (first,), (second,) = x.values(), y.values()
+        value = self._value(ghost, places, side)
+        sorts = [p.sort() for p in places]
+
+        def body(at: z3.ExprRef) -> z3.ExprRef:
+            return logic.term(ghost.body, {**env, ghost.var: at}, side)
+
+        def skolem(kind: str) -> z3.ExprRef:
+            name = f"{kind}{ghost.number}_{side.name.replace(' ', '_')}"
+            return z3.Function(name, *sorts, first.sort())(*places)
+
+        negative = z3.BoolVal(False, logic.context)
+        if not _is_count(ghost.body):
+            negative = body(skolem("negative")) < 0
+        nonzero = body(skolem("nonzero")) != 0
+        yield _forall(places, z3.Or(value >= 0, negative))
+        yield _forall((*places, first), z3.Or(value >= body(first), negative))
+        yield _forall(
+            (*places, first, second),
+            z3.Or(first == second, value >= body(first) + body(second), negative),
+        )
+        yield _forall(places, z3.Or(value == 0, nonzero))
+
+
+def _is_count(body: Term) -> bool:
+    match body:
+        case Op("ite", (_, Lit(1, _), Lit(0, _))):
+            return True
+    return False
+
+
+def _forall(bound: tuple[z3.ExprRef, ...], body: z3.ExprRef) -> z3.ExprRef:
+    return z3.ForAll(list(bound), body) if bound else body

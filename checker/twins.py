@@ -1,0 +1,145 @@
+"""Must-fail twins of the machines: each guard left out in turn breaks exactly its rules.
+
+A check that stays green when its guard is gone shows nothing.  Every twin is explored over the
+pinned instances of its machine; the rules that break are held against what the guard is
+declared to protect, and the shortest run that breaks the first of them is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from kvclaims.checker.explore import Counterexample, Trusted, counterexamples, search
+from kvclaims.checker.finite import State, compile_instance
+from kvclaims.checker.instances import MACHINES, PINNED
+from kvclaims.checker.verdicts import Progress
+from kvclaims.spec.language import MachineError, without_guard
+from kvclaims.spec.vocabulary import Verdict
+
+
+@dataclass(frozen=True)
+class Twin:
+    """One guard left out.  `broken` are the rules that some run of the twin breaks."""
+
+    machine: str
+    action: str
+    guard: str
+    protects: tuple[str, ...]
+    broken: tuple[str, ...]
+    shortest: Counterexample | None
+    seconds: float
+
+    @property
+    def killed(self) -> bool:
+        return bool(self.broken) and set(self.broken) == set(self.protects)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "machine": self.machine,
+            "action": self.action,
+            "guard": self.guard,
+            "rule": self.protects[0],
+            "protects": list(self.protects),
+            "broken": list(self.broken),
+            "killed": self.killed,
+            "steps": len(self.shortest.steps) if self.shortest else None,
+            "counterexample": self.shortest.to_json() if self.shortest else None,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def __str__(self) -> str:
+        fate = "breaks" if self.killed else "SURVIVES: expected " + " ".join(self.protects) + ", got"
+        steps = f" in {len(self.shortest.steps)} steps" if self.shortest else ""
+        return (
+            f"{self.machine}.{self.action} without “{self.guard}” {fate} "
+            f"{' '.join(self.broken) or 'nothing'}{steps}"
+        )
+
+
+@dataclass(frozen=True)
+class TwinReport:
+    twins: tuple[Twin, ...]
+    seconds: float
+
+    @property
+    def verdict(self) -> Verdict:
+        if not self.twins:
+            return Verdict.VACUOUS
+        return Verdict.HOLDS if all(twin.killed for twin in self.twins) else Verdict.VIOLATED
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "verdict": self.verdict,
+            "seconds": round(self.seconds, 3),
+            "killed": sum(twin.killed for twin in self.twins),
+            "twins": [twin.to_json() for twin in self.twins],
+        }
+
+    def lines(self) -> Iterator[str]:
+        yield from map(str, self.twins)
+        killed = sum(twin.killed for twin in self.twins)
+        yield (
+            f"{self.verdict}: {killed} of {len(self.twins)} guards break exactly their rules "
+            f"when left out, {self.seconds:.1f} s"
+        )
+
+
+def guards() -> Iterator[tuple[str, str, int]]:
+    """Every guard of every machine, by machine, action and position."""
+    for machine in MACHINES.values():
+        for action in machine.actions:
+            for index in range(len(action.guards)):
+                yield machine.name, action.name, index
+
+
+def twin(machine: str, action: str, index: int) -> Twin:
+    start = time.perf_counter()
+    declared = MACHINES[machine]
+    guard = declared.action(action).guards[index]
+    altered = without_guard(declared, action, index)
+    shortest: dict[str, Counterexample] = {}
+    for name, build in PINNED.items():
+        instance = build()
+        if instance.machine is not declared:
+            continue
+        compiled = compile_instance(replace(instance, machine=altered))
+        whole = Trusted(_reachable(name), action)
+        for found in counterexamples(compiled, search(compiled, whole)):
+            known = shortest.get(found.prop.rule)
+            if known is None or len(found.steps) < len(known.steps):
+                shortest[found.prop.rule] = found
+    return Twin(
+        machine,
+        action,
+        guard.why,
+        guard.protects,
+        tuple(sorted(shortest)),
+        shortest.get(guard.protects[0]),
+        time.perf_counter() - start,
+    )
+
+
+@lru_cache
+def _reachable(name: str) -> dict[State, Any]:
+    """The states of the unaltered instance, all of whose steps keep every rule."""
+    found = search(compile_instance(PINNED[name]()))
+    if found.broken:
+        raise MachineError(f"{name} breaks a rule as declared: explore it first")
+    return dict.fromkeys(found.order)
+
+
+def run_twins(progress: Progress | None = None, workers: int = 2) -> TwinReport:
+    """Explore every twin, on `workers` processes."""
+    start = time.perf_counter()
+    done = []
+    with ProcessPoolExecutor(workers) as pool:
+        for found in pool.map(twin, *zip(*guards(), strict=True)):
+            done.append(found)
+            if progress:
+                progress(str(found))
+    return TwinReport(tuple(done), time.perf_counter() - start)
