@@ -1,0 +1,1 @@
+"""How a small honest runtime keeps the contract."""

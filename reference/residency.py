@@ -1,0 +1,409 @@
+"""What is owed to claims: accepting, covering, ending, and losing content.
+
+Start at `Residency.declare`.  The scheduler in `kvclaims.reference.runtime` asks it for victims,
+loans and cover; every change of state goes through the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvclaims.reference.claims import RELEASED_PHASES, Claim, Declared, view
+from kvclaims.reference.ledger import Ledger
+from kvclaims.reference.narrator import Narrator
+from kvclaims.reference.pool import Refused
+from kvclaims.spec.content import content_ids
+from kvclaims.spec.interface import (
+    BadOperation,
+    ClaimAnswer,
+    ClaimSpec,
+    ClaimView,
+    Predicate,
+    PredicateKind,
+)
+from kvclaims.spec.vocabulary import Cause, Decision, Phase, Protection
+
+
+@dataclass
+class Loss:
+    """Blocks about to lose their content, and the predicate records of claims before that."""
+
+    cause: Cause
+    blocks: dict[int, str]
+    before: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+class Residency:
+    """The claims on one pool and the blocks that stand for them."""
+
+    def __init__(self, ledger: Ledger, narrator: Narrator, block_size: int) -> None:
+        self._ledger = ledger
+        self._pool = ledger.pool
+        self._narrator = narrator
+        self._block_size = block_size
+        self._claims = Declared()
+
+    # --- what owners and time do ------------------------------------------------------------
+
+    def declare(self, claim: ClaimSpec) -> ClaimAnswer:
+        """Answer a claim (L2, F2): whole, clipped to a shorter prefix, or not at all."""
+        entry = self._read_claim(claim)
+        self._claims.add(entry)
+        self._ledger.submit(entry.name, hard=entry.hard)
+        self._emit_claim(
+            "resident_claim_submitted",
+            entry,
+            owner=claim.owner,
+            protection=claim.protection.value,
+            predicate=_predicate_record(claim.predicate),
+            footprint=claim.predicate.n,
+            duration=claim.duration,
+        )
+        answer = self._decide_claim(entry)
+        if answer.granted is None:
+            self._ledger.refuse(entry.name)
+            self._emit_claim(
+                "resident_claim_refused",
+                entry,
+                decision=answer.decision.value,
+                reason=answer.reason,
+                cost_blocks=answer.cost,
+                headroom_before=answer.headroom,
+            )
+        else:
+            self._accept(entry, answer, answer.granted)
+        return answer
+
+    def end(self, claim_id: str, how: Phase) -> None:
+        """Release or demote a responsible claim."""
+        self._end(self._responsible(claim_id), how)
+
+    def renew(self, claim_id: str, duration: int) -> None:
+        """The claim ends `duration` time units from now; an ended claim stays ended (L6)."""
+        entry = self._responsible(claim_id)
+        if duration <= 0:
+            raise BadOperation("a duration is positive")
+        entry.ends = self._narrator.now + duration
+        self._emit_claim("resident_claim_renewed", entry, duration=duration)
+
+    def expire(self) -> None:
+        """End the claims whose time is up (L6)."""
+        for entry in self._claims.due(self._narrator.now, self._ledger.book):
+            self._end(entry, Phase.EXPIRED)
+
+    def lose(self, tokens: tuple[int, ...], position: int, salt: str = "") -> bool:
+        """A fault takes every copy of the content at `position`; False if there is none."""
+        keys = content_ids(tokens, self._block_size, salt)
+        if not 0 <= position < len(keys):
+            raise BadOperation("the tokens do not fill a block at that position")
+        blocks = dict.fromkeys(self._pool.entry.get(keys[position], ()), keys[position])
+        for block, key in blocks.items():
+            self._narrator.emit(
+                "resident_block_lost",
+                prefix_id=key,
+                position=position,
+                block_id=block,
+                cause=Cause.FAULT.value,
+            )
+        self._lose_all(blocks)
+        return bool(blocks)
+
+    def reset(self) -> bool:
+        """Drop all cached content; changes nothing while a block is in use (B10)."""
+        succeeded = not any(self._pool.ref.values())
+        self._narrator.emit("pool_reset", succeeded=succeeded)
+        if succeeded:
+            self._lose_all(dict(sorted(self._pool.key.items())))
+        return succeeded
+
+    # --- what the scheduler asks ------------------------------------------------------------
+
+    def evict(self, block: int, request: str) -> None:
+        """Make the head of the queue blank; claims that it belonged to are told (P3, L4)."""
+        key = self._pool.key.get(block)
+        if key is None:
+            return
+        loss = self._expect_loss({block: key}, Cause.OWN_CHOICE)
+        self._narrator.emit(
+            "allocation_victim_selected",
+            request_id=request,
+            prefix_id=key,
+            block_id=block,
+            hash=key,
+            ref_count=self._pool.ref[block],
+            protected=False,
+            reason="cached_prefix_reuse",
+        )
+        self._ledger.evict(block, key)
+        self._after_loss(loss)
+
+    def cover_written(self, memory: Mapping[int, str]) -> None:
+        """Accepted claims, in order of declaration, cover what has been written."""
+        for entry in self._claims:
+            if self._phase(entry) is not Phase.ACCEPTED:
+                continue
+            for position, key in entry.keys.items():
+                block = self._pool.find(key)
+                if position in entry.places or block is None or memory.get(block) != key:
+                    continue
+                on_loan = self._pool.drawn.get(block) == entry.name
+                self._cover(entry, position, block, pays=entry.hard and not on_loan)
+            self._materialize(entry)
+
+    def hard_claims(self) -> list[Claim]:
+        """The responsible hard claims, in order of declaration."""
+        return [c for c in self._claims if c.hard and self._ledger.book.is_responsible(c.name)]
+
+    def lends(self, entry: Claim, contents: Mapping[str, int]) -> set[str]:
+        """Those of the contents that the claim is still owed."""
+        return {k for p, k in entry.keys.items() if p not in entry.places and k in contents}
+
+    def loans(self, contents: Mapping[str, int]) -> dict[int, str]:
+        """Position → the first claim declared that is owed this content and lends a block (F3).
+
+        `contents` maps what a request is about to compute to the position it has there.
+        """
+        loans: dict[int, str] = {}
+        for entry in self.hard_claims():
+            for key in self.lends(entry, contents):
+                loans.setdefault(contents[key], entry.name)
+        return loans
+
+    def order_of_return(self, blocks: list[int]) -> list[int]:
+        """The order in which blocks, given in logical order, go back to the queue.
+
+        Together they end up as vLLM leaves them: cached ones at the tail, the rest at the head,
+        in both groups the end of the chain first (at the head each goes before the last one).
+        """
+        cached = [b for b in reversed(blocks) if b in self._pool.key]
+        return cached + [b for b in blocks if b not in self._pool.key]
+
+    def views(self) -> dict[str, ClaimView]:
+        """What an observer sees of each claim."""
+        return {
+            entry.spec.claim_id: view(
+                entry,
+                self._phase(entry),
+                *self._survival(entry),
+                self._pool.reserve.get(entry.name, 0),
+            )
+            for entry in self._claims
+        }
+
+    # --- accepting and covering -------------------------------------------------------------
+
+    def _read_claim(self, spec: ClaimSpec) -> Claim:
+        keys = content_ids(spec.tokens, self._block_size, spec.salt)
+        if not spec.claim_id:
+            raise BadOperation("a claim needs an id")
+        if spec.generation < 1:
+            raise BadOperation("generations count from 1")
+        if spec.duration is not None and spec.duration <= 0:
+            raise BadOperation("a duration is positive")
+        if spec.min_blocks is not None and spec.min_blocks < 1:
+            raise BadOperation("a claim cannot be clipped to less than one block")
+        if spec.predicate.positions.stop > len(keys):
+            raise BadOperation("the predicate speaks of blocks that the tokens do not fill")
+        self._claims.check_new(spec, self._ledger.book)
+        return Claim(spec, spec.predicate, {p: keys[p] for p in spec.predicate.positions})
+
+    def _decide_claim(self, entry: Claim) -> ClaimAnswer:
+        spec, headroom = entry.spec, self._pool.headroom
+        if spec.protection is Protection.OFFLOADABLE:
+            return ClaimAnswer(Decision.REFUSED, "no tier", 0, headroom, None)
+        if not entry.hard:
+            return ClaimAnswer(
+                Decision.ACCEPTED, "soft claims reserve nothing", 0, headroom, entry.granted
+            )
+        cost = self._cost(entry, spec.predicate.n)
+        if cost <= headroom:
+            return ClaimAnswer(
+                Decision.ACCEPTED, "fits the headroom", cost, headroom, entry.granted
+            )
+        if spec.min_blocks is not None and spec.predicate.kind is PredicateKind.LEADING:
+            for blocks in range(spec.predicate.n - 1, spec.min_blocks - 1, -1):
+                less = self._cost(entry, blocks)
+                if less <= headroom:
+                    granted = Predicate(PredicateKind.LEADING, blocks)
+                    return ClaimAnswer(
+                        Decision.CLIPPED, "clipped to the headroom", less, headroom, granted
+                    )
+        return ClaimAnswer(Decision.REFUSED, "exceeds the headroom", cost, headroom, None)
+
+    def _cost(self, entry: Claim, blocks: int) -> int:
+        """What the first `blocks` positions take from the headroom (F1: used blocks are free)."""
+        found = [self._pool.find(key) for key in list(entry.keys.values())[:blocks]]
+        return sum(1 for block in found if block is None or self._pool.ref[block] == 0)
+
+    def _accept(self, entry: Claim, answer: ClaimAnswer, granted: Predicate) -> None:
+        entry.clip(granted.n)
+        if entry.spec.duration is not None:
+            entry.ends = self._narrator.now + entry.spec.duration
+        self._ledger.accept(entry.name, answer.cost)
+        self._emit_claim(
+            "resident_claim_accepted",
+            entry,
+            decision=answer.decision.value,
+            reason=answer.reason,
+            granted=_predicate_record(granted),
+            cost_blocks=answer.cost,
+            headroom_before=answer.headroom,
+        )
+        for position, key in entry.keys.items():
+            block = self._pool.find(key)
+            if block is not None:
+                pays = entry.hard and block in self._pool.queue
+                self._cover(entry, position, block, pays=pays)
+        self._materialize(entry)
+
+    def _cover(self, entry: Claim, position: int, block: int, *, pays: bool) -> None:
+        self._ledger.cover(entry.name, block, pays)
+        entry.places[position] = block
+        self._emit_claim("resident_block_materialized", entry, position=position, block_id=block)
+
+    def _materialize(self, entry: Claim) -> None:
+        """Only when every position is covered, and so written (L7)."""
+        if len(entry.places) == entry.granted.n:
+            self._ledger.materialize(entry.name)
+            leading, survivors = self._survival(entry)
+            self._emit_claim(
+                "resident_claim_materialized", entry, leading=leading, survivors=survivors
+            )
+
+    # --- ending and losing ------------------------------------------------------------------
+
+    def _end(self, entry: Claim, how: Phase) -> None:
+        """End a responsible claim.  Its content stays where it is (L6)."""
+        before = self._phase(entry)
+        self._ledger.finish(entry.name, how.value)
+        self._emit_claim(
+            f"resident_claim_{how.value}",
+            entry,
+            phase_before=before.value,
+            covered=len(entry.places),
+        )
+        self._unpin(entry)
+
+    def _unpin(self, entry: Claim) -> None:
+        """Drop an ended claim's references; blocks that others refer to stay (P2)."""
+        if entry.hard:
+            blocks = [block for _, block in sorted(entry.places.items())]
+            for block in self.order_of_return(blocks):
+                self._ledger.uncover(entry.name, block)
+
+    def _lose_all(self, blocks: dict[int, str]) -> None:
+        loss = self._expect_loss(blocks, Cause.FAULT)
+        for block, key in blocks.items():
+            self._ledger.lose(block, key)
+        self._after_loss(loss)
+
+    def _expect_loss(self, blocks: dict[int, str], cause: Cause) -> Loss:
+        """Before blocks lose their content: note what holds, move cover to copies that stay,
+        and demote materialized demotable claims that would be harmed."""
+        loss = Loss(cause, blocks)
+        for entry in self._claims:
+            hit = [p for p, b in entry.places.items() if b in blocks]
+            if not hit or not self._ledger.book.is_responsible(entry.name):
+                continue
+            loss.before[entry.name] = self._record(entry)
+            for position in hit:
+                self._move_to_copy(entry, position, blocks)
+            demotable = entry.spec.protection is Protection.DEMOTABLE
+            exposed = any(b in blocks for b in entry.places.values())
+            if demotable and exposed and self._phase(entry) is Phase.MATERIALIZED:
+                self._end(entry, Phase.DEMOTED)
+        return loss
+
+    def _move_to_copy(self, entry: Claim, position: int, blocks: Mapping[int, str]) -> None:
+        """If the content is found in a block that stays, that is the claim's block from now on."""
+        copies = (b for b in self._pool.entry[entry.keys[position]] if b not in blocks)
+        copy = next(copies, None)
+        if copy is not None:
+            self._cover(entry, position, copy, pays=False)
+
+    def _after_loss(self, loss: Loss) -> None:
+        """Tell each claim what it lost: harm (L3), a block (accepted), or a later loss (L4)."""
+        for entry in self._claims:
+            gone = sorted(p for p, b in entry.places.items() if b in loss.blocks)
+            phase = self._phase(entry)
+            if gone and phase in RELEASED_PHASES:
+                for position in gone:
+                    self._emit_claim(
+                        "block_lost_after_release",
+                        entry,
+                        position=position,
+                        block_id=entry.places.pop(position),
+                        phase=phase.value,
+                    )
+            elif gone:
+                self._lose_cover(entry, gone, loss)
+
+    def _lose_cover(self, entry: Claim, gone: list[int], loss: Loss) -> None:
+        for position in gone:
+            self._emit_claim(
+                "resident_block_lost",
+                entry,
+                position=position,
+                block_id=entry.places[position],
+                cause=loss.cause.value,
+            )
+        if self._phase(entry) is Phase.HARMED:
+            self._emit_claim(
+                "resident_claim_harmed",
+                entry,
+                cause=loss.cause.value,
+                before=loss.before[entry.name],
+                after=self._record(entry),
+            )
+            self._unpin(entry)
+            entry.places.clear()
+            return
+        for position in gone:
+            if entry.hard and self._phase(entry) is Phase.ACCEPTED:
+                self._forsake(entry, entry.places[position])
+            del entry.places[position]
+
+    def _forsake(self, entry: Claim, block: int) -> None:
+        """A fault emptied a block of an accepted claim: promise it another one, or, where no
+        block is left to promise, demote it."""
+        try:
+            self._ledger.forsake(entry.name, block)
+        except Refused:
+            self._end(entry, Phase.DEMOTED)
+
+    # --- small helpers ----------------------------------------------------------------------
+
+    def _responsible(self, claim_id: str) -> Claim:
+        entry = self._claims.get(claim_id)
+        if not self._ledger.book.is_responsible(entry.name):
+            raise BadOperation(f"claim {claim_id!r} is {self._phase(entry)}")
+        return entry
+
+    def _phase(self, entry: Claim) -> Phase:
+        return self._ledger.book.phase[entry.name]
+
+    def _survival(self, entry: Claim) -> tuple[int, int]:
+        """Surviving positions: the run from the predicate's start, and all of them."""
+        resident = [self._pool.find(key) is not None for key in entry.keys.values()]
+        leading = resident.index(False) if False in resident else len(resident)
+        return leading, sum(resident)
+
+    def _record(self, entry: Claim) -> dict[str, Any]:
+        leading, survivors = self._survival(entry)
+        holds = survivors == entry.granted.n
+        return {"holds": holds, "leading": leading, "survivors": survivors}
+
+    def _emit_claim(self, event: str, entry: Claim, **data: Any) -> None:
+        self._narrator.emit(
+            event,
+            claim_id=entry.spec.claim_id,
+            generation=entry.spec.generation,
+            prefix_id=entry.keys[entry.granted.positions[-1]],
+            **data,
+        )
+
+
+def _predicate_record(predicate: Predicate) -> dict[str, Any]:
+    return {"kind": predicate.kind.value, "start": predicate.start, "n": predicate.n}

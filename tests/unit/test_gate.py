@@ -1,0 +1,227 @@
+"""The gate puts the parts together: worst verdict, missing engines, files for people and tools."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from kvclaims.checker import gate as gatekeeper
+from kvclaims.checker.engines import PATH_VARIABLE
+from kvclaims.checker.gate import GateReport, gate
+from kvclaims.checker.verdicts import Several, exit_code, worst
+from kvclaims.spec.interface import BadOperation, EngineMissing
+from kvclaims.spec.vocabulary import Verdict
+
+ANSWERS: dict[str, dict[str, Any]] = {
+    "prove": {
+        "verdict": "PROVED",
+        "obligations": [
+            {
+                "machine": "pool",
+                "rule": "F2",
+                "property": "headroom",
+                "action": "take",
+                "verdict": "PROVED",
+                "seconds": 0.1,
+            }
+        ],
+    },
+    "explore": {"verdict": "HOLDS", "states": 10, "transitions": 20, "counterexamples": []},
+    "conform": {"verdict": "HOLDS", "transitions": 20},
+    "twins": {"verdict": "HOLDS", "twins": [1, 2, 3]},
+    "litmus": {
+        "verdict": "HOLDS",
+        "engine": {"name": "e", "version": "1", "path": "/e"},
+        "programs": [
+            {
+                "id": "L1",
+                "title": "a <title>",
+                "rules": ["F3"],
+                "verdict": "HOLDS",
+                "seconds": 0.1,
+                "observed": {"victims": 50},
+                "violations": [],
+                "not_exposed": [],
+            }
+        ],
+        "violations": [],
+        "not_exposed": [],
+    },
+    "fuzz": {"verdict": "HOLDS", "steps": 7, "operations": 7, "violations": [], "not_exposed": []},
+}
+VIOLATION = {
+    "rule": "F4",
+    "message": "blames <nobody>",
+    "operations": [{"op": "drain"}],
+}
+
+
+class Answers:
+    """Stands for `subprocess.run`: what each command prints, by command and engine."""
+
+    def __init__(self) -> None:
+        self.by_command: dict[tuple[str, str | None], subprocess.CompletedProcess[str]] = {}
+
+    def set(self, command: str, engine: str | None, code: int, out: object, err: str = "") -> None:
+        text = out if isinstance(out, str) else json.dumps(out)
+        self.by_command[command, engine] = subprocess.CompletedProcess([], code, text, err)
+
+    def missing(self, engine: str) -> None:
+        told = {"verdict": "ERROR", "exit": 2, "error": f"no {engine}; install: pip install it"}
+        self.set("litmus", engine, 2, told)
+
+    def __call__(self, command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        arguments = command[3:]
+        name = arguments[0]
+        engine = arguments[arguments.index("--engine") + 1] if "--engine" in arguments else None
+        default = subprocess.CompletedProcess([], 0, json.dumps(ANSWERS[name]), "")
+        if "--trace" in arguments and (name, engine) not in self.by_command:
+            Path(arguments[arguments.index("--trace") + 1]).write_text(f"{engine}\n")
+        return self.by_command.get((name, engine), default)
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    fake = Answers()
+    monkeypatch.setattr(gatekeeper.subprocess, "run", fake)
+    return fake
+
+
+def run(output: Path, *chosen: str) -> GateReport:
+    return gate(chosen, 9.0, 0, output, lambda _: None)
+
+
+def test_all_is_well(tmp_path: Path, answers: Answers) -> None:
+    report = run(tmp_path)
+    assert report.verdict is Verdict.HOLDS
+    assert [part.name for part in report.parts] == [
+        *("proofs", "exploration", "conformance", "twins"),
+        *("litmus reference", "fuzz reference"),
+        *("litmus vllm", "fuzz vllm"),
+        *("litmus vllm-engine", "fuzz vllm-engine"),
+    ]
+    rows = list(report.lines())
+    assert rows[0].endswith("1 obligation")
+    assert rows[1].endswith("10 states, 20 transitions")
+    assert (tmp_path / "trace.jsonl").read_text() == "reference\nvllm\nvllm-engine\n"
+    assert (report.to_json()["steps"], report.to_json()["operations"]) == (21, 21)
+    assert len(report.to_json()["engines"]) == 3
+
+
+def test_without_an_engine_the_reference_is_checked_and_that_is_said(
+    tmp_path: Path, answers: Answers
+) -> None:
+    answers.missing("vllm")
+    answers.missing("vllm-engine")
+    report = run(tmp_path)
+    assert exit_code(report.verdict) == 0
+    assert list(report.notes) == [
+        "only the reference was checked:",
+        "vllm was not run: no vllm; install: pip install it",
+        "vllm-engine was not run: no vllm-engine; install: pip install it",
+    ]
+    assert "fuzz vllm" not in [part.name for part in report.parts]
+
+
+def test_a_chosen_engine_that_is_missing_is_an_error(tmp_path: Path, answers: Answers) -> None:
+    answers.missing("vllm")
+    with pytest.raises(EngineMissing, match="no vllm; install: pip install it"):
+        run(tmp_path, "vllm")
+
+
+def test_an_engine_path_that_nothing_ran_from_is_an_error(
+    tmp_path: Path, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PATH_VARIABLE, "/there")
+    answers.missing("vllm")
+    answers.missing("vllm-engine")
+    with pytest.raises(EngineMissing, match="no engine ran from /there: "):
+        run(tmp_path)
+
+
+def test_a_crash_of_an_engine_is_a_result(tmp_path: Path, answers: Answers) -> None:
+    answers.set("fuzz", "vllm", -11, "", "Segmentation fault")
+    report = run(tmp_path)
+    assert report.verdict is Verdict.VIOLATED
+    (violation,) = report.to_json()["violations"]
+    assert violation["message"] == "the process was killed by SIGSEGV: Segmentation fault"
+
+
+def test_a_crash_of_the_checker_shows_nothing(tmp_path: Path, answers: Answers) -> None:
+    answers.set("conform", None, 1, "", "Traceback\nValueError: x")
+    report = run(tmp_path)
+    assert exit_code(report.verdict) == 3
+    assert report.parts[2].did == "the process ended with exit code 1: ValueError: x"
+
+
+def test_a_violation_reaches_every_file(tmp_path: Path, answers: Answers) -> None:
+    written = tmp_path / "found.json"
+    written.write_text('{"operations": []}')
+    found = {**ANSWERS["fuzz"], "verdict": "VIOLATED"}
+    found["violations"] = [VIOLATION, {**VIOLATION, "file": str(written)}]
+    answers.set("fuzz", "reference", 1, found)
+    output = tmp_path / "gate"
+    report = run(output)
+    assert exit_code(report.verdict) == 1
+    page = (output / "report.html").read_text()
+    assert "blames &lt;nobody&gt;" in page
+    assert "counterexamples/fuzz-reference-2.json" in page
+    copied = output / "counterexamples" / "fuzz-reference-2.json"
+    assert copied.read_text() == written.read_text()
+    assert json.loads((output / "counterexamples" / "fuzz-reference-1.json").read_text())[
+        "operations"
+    ] == [{"op": "drain"}]
+    root = ElementTree.parse(output / "junit.xml").getroot()
+    failures = [
+        case.attrib["name"] for case in root.iter("testcase") if case.find("failure") is not None
+    ]
+    assert failures == ["fuzz reference"]
+    sarif = json.loads((output / "results.sarif").read_text())
+    assert [result["ruleId"] for result in sarif["runs"][0]["results"]] == ["F4", "F4"]
+    again = run(output, "vllm")
+    assert again.verdict is Verdict.HOLDS
+    assert not (output / "counterexamples").exists()
+
+
+def test_an_output_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(BadOperation, match="cannot write to"):
+        run(blocked / "gate")
+
+
+def test_verdicts_never_round_up() -> None:
+    assert worst([]) is Verdict.VACUOUS
+    assert worst([Verdict.PROVED, Verdict.HOLDS]) is Verdict.HOLDS
+    assert worst([Verdict.HOLDS, Verdict.NOT_EXPOSED]) is Verdict.HOLDS
+    assert worst([Verdict.HOLDS, Verdict.UNKNOWN]) is Verdict.UNKNOWN
+    assert worst([Verdict.UNKNOWN, Verdict.VIOLATED]) is Verdict.VIOLATED
+    assert worst([Verdict.NOT_EXPOSED]) is Verdict.NOT_EXPOSED
+
+
+class Canned:
+    def __init__(self, verdict: Verdict, states: int) -> None:
+        self.verdict = verdict
+        self._states = states
+
+    def to_json(self) -> dict[str, Any]:
+        return {"states": self._states, "depth": 3, "found": [self._states]}
+
+    def lines(self) -> list[str]:
+        return [f"{self._states} states"]
+
+
+def test_reports_put_together() -> None:
+    both = Several(
+        "instances", (Canned(Verdict.HOLDS, 1), Canned(Verdict.VIOLATED, 2)), sums=("states",)
+    )
+    told = both.to_json()
+    assert (both.verdict, told["states"], told["found"]) == (Verdict.VIOLATED, 3, [1, 2])
+    assert "depth" not in told
+    assert [part["depth"] for part in told["instances"]] == [3, 3]
+    assert list(both.lines()) == ["1 states", "2 states"]

@@ -1,0 +1,189 @@
+"""The litmus runner judges every number, and what it cannot see it does not call passed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvclaims.checker.engines import find, ready
+from kvclaims.checker.litmus import LitmusReport, litmus
+from kvclaims.checker.programs import Program, builtin, load, select
+from kvclaims.spec.interface import (
+    BadOperation,
+    Engine,
+    EngineInfo,
+    EngineMissing,
+    NotExposed,
+    PoolConfig,
+    Runtime,
+)
+from kvclaims.spec.vocabulary import Verdict
+
+
+def run(programs: tuple[Program, ...], engine: Engine | None = None) -> LitmusReport:
+    return litmus(
+        engine or find("reference"), EngineInfo("test", "1", "here"), programs, lambda _: None
+    )
+
+
+class Altered:
+    """The reference with one method of its runtime replaced."""
+
+    name = "altered"
+    block_size = 8
+
+    def __init__(self, method: str, replacement: Callable[..., Any]) -> None:
+        self._method = method
+        self._replacement = replacement
+
+    def info(self) -> EngineInfo:
+        return EngineInfo(self.name, "1", "here")
+
+    def open(self, config: PoolConfig, run_id: str) -> Runtime:
+        runtime = find("reference").open(config, run_id)
+        original = getattr(runtime, self._method)
+        setattr(runtime, self._method, lambda *args: self._replacement(original, *args))
+        return runtime
+
+
+def raises(error: Exception) -> Callable[..., Any]:
+    def replacement(*_: object) -> None:
+        raise error
+
+    return replacement
+
+
+@pytest.mark.parametrize("program", builtin(), ids=lambda program: program.id)
+def test_the_reference_keeps_every_program(program: Program) -> None:
+    report = run((program,))
+    assert report.verdict is Verdict.HOLDS, "\n".join(report.lines())
+    assert report.to_json()["not_exposed"] == []
+
+
+def test_every_expected_number_is_seen() -> None:
+    for result in run(builtin()).programs:
+        for case in result.cases:
+            assert set(case.expected) <= set(case.observed), result.program.id
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ('outcome = "refused"', 'outcome = "served"', "outcome is refused, expected served"),
+        ("victims = 0", "victims = 1", "victims is 0, expected 1"),
+        ("shortfall = 50", "shortfall = 49", "shortfall is 50, expected 49"),
+        ("free = 20", "free = 19", "free is 20, expected 19"),
+        ('["keep"]\n', "[]\n", "blocking_claims is ['keep'], expected []"),
+        ("materialized = true", "materialized = false", "materialized is True, expected False"),
+        ("kv_intact = 60", "kv_intact = 59", "kv_intact is 60, expected 59"),
+    ],
+)
+def test_every_wrong_number_is_told(tmp_path: Path, right: str, wrong: str, message: str) -> None:
+    source = Path(__file__).parents[2] / "spec" / "programs" / "L3.toml"
+    text = source.read_text()
+    assert right in text
+    changed = tmp_path / "L3.toml"
+    changed.write_text(text.replace(right, wrong))
+    report = run((load(changed),))
+    assert report.verdict is Verdict.VIOLATED
+    (violation,) = report.to_json()["violations"]
+    assert (violation["rule"], violation["message"]) == ("F3", message)
+    assert len(violation["operations"]) == 6
+
+
+def test_json_tells_what_was_seen() -> None:
+    (program,) = run(select(["L3"])).to_json()["programs"]
+    seen = program["observed"]
+    assert (seen["outcome"], seen["victims"], seen["shortfall"]) == ("refused", 0, 50)
+    assert (seen["free"], seen["blocking_claims"], seen["kv_intact"]) == (20, ["keep"], 60)
+
+
+def test_a_lowered_promise_comes_with_a_run_that_shows_the_loss() -> None:
+    (program,) = run(select(["C1"])).to_json()["programs"]
+    witness = program["observed"]["witness"]
+    assert program["observed"]["lowering"] == "rejected"
+    assert witness["rule"] == "L5"
+    assert {
+        "op": "declare",
+        "claim": "keep",
+        "content": [["A", 60]],
+        "n": 60,
+        "protection": "soft_priority",
+    } in witness["operations"]
+
+
+def test_a_lowering_that_loses_nothing_is_not_rejected(tmp_path: Path) -> None:
+    source = Path(__file__).parents[2] / "spec" / "programs" / "C1.toml"
+    roomy = tmp_path / "C1.toml"
+    roomy.write_text(source.read_text().replace("usable = 80", "usable = 200"))
+    report = run((load(roomy),))
+    assert report.verdict is Verdict.VIOLATED
+    messages = [v["message"] for v in report.to_json()["violations"]]
+    assert "lowering is accepted, expected rejected" in messages
+
+
+def test_what_the_engine_does_not_expose_is_not_passed() -> None:
+    blind = Altered("fingerprint", raises(NotExposed("no access to memory")))
+    report = run(select(["L3"]), blind)
+    (program,) = report.to_json()["programs"]
+    assert report.verdict is Verdict.HOLDS
+    assert program["observed"]["kv_intact"] == "not_exposed"
+    assert program["not_exposed"] == ["kv_intact: no access to memory"]
+
+
+def test_a_program_that_cannot_be_expressed_is_not_exposed() -> None:
+    report = run(select(["L6"]), Altered("lose", raises(NotExposed("no faults here"))))
+    assert report.verdict is Verdict.NOT_EXPOSED
+    assert report.to_json()["not_exposed"][0].startswith("L6: operation 3 (lose")
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "message"),
+    [
+        ("step", AssertionError("free list is broken"), "raised AssertionError: free list is"),
+        ("submit", BadOperation("no such"), "was turned down: no such"),
+    ],
+)
+def test_a_crash_is_a_finding(method: str, error: Exception, message: str) -> None:
+    report = run(select(["L1", "L7"]), Altered(method, raises(error)))
+    assert report.verdict is Verdict.VIOLATED
+    for violation in report.to_json()["violations"]:
+        assert violation["rule"] == "B9"
+        assert message in violation["message"]
+
+
+def test_a_request_that_never_ends_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvclaims.spec.operations.DRAIN_LIMIT", 5)
+    report = run(select(["L1"]), Altered("step", lambda original: None))
+    assert report.to_json()["violations"][0]["rule"] == "B11"
+
+
+def test_a_trace_that_tells_another_story_is_a_finding() -> None:
+    def forgetful(original: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
+        return tuple(e for e in original() if e.event != "resident_claim_demoted")
+
+    report = run(select(["L4"]), Altered("events", forgetful))
+    (violation,) = report.to_json()["violations"]
+    assert violation["rule"] == "T3"
+
+
+def test_an_engine_that_cannot_be_imported_is_missing() -> None:
+    class Broken(Altered):
+        def open(self, config: PoolConfig, run_id: str) -> Runtime:
+            raise ImportError("no libfoo.so")
+
+    with pytest.raises(EngineMissing, match=r"cannot be imported: no libfoo\.so"):
+        run(select(["L1"]), Broken("step", raises(AssertionError())))
+
+
+@pytest.mark.engine
+def test_live_engine_in_process() -> None:
+    try:
+        engine, info = ready("vllm")
+    except EngineMissing as error:
+        pytest.skip(str(error))
+    report = litmus(engine, info, builtin(), lambda _: None)
+    assert report.verdict is Verdict.HOLDS, "\n".join(report.lines())
