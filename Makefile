@@ -1,0 +1,36 @@
+# `make gate` checks everything, `make test` tests the checker.  Both set themselves up in .venv.
+#   ENGINE=none       leaves the live engine (vLLM on torch, some 3.5 GB) out
+#   GATE_ARGS='...'   goes to `kvclaims gate`      PYTEST_ARGS='...'  goes to pytest
+
+ENGINE ?= vllm
+GATE_ARGS ?=
+PYTEST_ARGS ?= -n auto
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup gate test lint format clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+setup: ## install everything into .venv (starts at once when nothing changed)
+	@sh tools/setup.sh --engine '$(ENGINE)'
+
+gate: setup ## prove, explore, run litmus and fuzzing; report in gate/report.html
+	@$(BIN)/kvclaims gate $(GATE_ARGS)
+
+test: setup ## run the test suite
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: setup ## ruff and mypy --strict
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/mypy tools
+
+format: setup ## format the code
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+clean: ## remove the environment and everything that was built
+	rm -rf .venv build dist gate kvclaims.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

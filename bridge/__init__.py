@@ -1,0 +1,1 @@
+"""Where the contract meets real engines."""

@@ -1,0 +1,1 @@
+"""vLLM: its allocator and scheduler in process, and the whole engine."""

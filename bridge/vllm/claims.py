@@ -1,0 +1,559 @@
+"""The book of claims on one pool: who is owed which blocks, and what becomes of them.
+
+Pure bookkeeping.  It knows content ids and block numbers, asks a `Pool` for the rest, writes
+events through a `Recorder` and tells the claim actions of the machine in `spec.pool`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from kvclaims.spec.feasibility import Promise
+from kvclaims.spec.interface import (
+    BadOperation,
+    ClaimAnswer,
+    ClaimSpec,
+    ClaimView,
+    Predicate,
+    PredicateKind,
+)
+from kvclaims.spec.telemetry import Recorder
+from kvclaims.spec.vocabulary import (
+    RESPONSIBLE,
+    TERMINAL,
+    Cause,
+    Decision,
+    Phase,
+    Protection,
+)
+
+_ENDINGS: Final = {
+    Phase.DEMOTED: "resident_claim_demoted",
+    Phase.EXPIRED: "resident_claim_expired",
+    Phase.RELEASED: "resident_claim_released",
+}
+
+
+class Pool(Protocol):
+    """What the book asks of a block pool."""
+
+    def lookup(self, key: str) -> int | None:
+        """The block that a visible and written content is found in."""
+
+    def is_visible(self, key: str) -> bool:
+        """Whether the content is visible, written or not yet."""
+
+    def ref(self, block: int) -> int: ...
+    def queue_length(self) -> int: ...
+    def pin(self, blocks: Iterable[int]) -> None: ...
+    def unpin(self, blocks: Iterable[int]) -> None: ...
+    def tell(self, action: str, **args: Any) -> None: ...
+
+
+@dataclass
+class Claim:
+    """One generation of a claim.  `cover` maps positions to the blocks that stand for them."""
+
+    spec: ClaimSpec
+    order: int
+    keys: tuple[str, ...]
+    """The content ids of the positions of the predicate as submitted."""
+    granted: Predicate
+    phase: Phase = Phase.SUBMITTED
+    end: int | None = None
+    cover: dict[int, int] = field(default_factory=dict)
+    loans: set[int] = field(default_factory=set)
+    """Blocks that requests took on this claim's reserve and that it does not cover yet."""
+
+    @property
+    def name(self) -> str:
+        """The claim as the machine knows it: each generation is its own."""
+        return f"{self.spec.claim_id}#{self.spec.generation}"
+
+    @property
+    def hard(self) -> bool:
+        return self.spec.protection is Protection.HARD
+
+    @property
+    def responsible(self) -> bool:
+        return self.phase in RESPONSIBLE
+
+    @property
+    def footprint(self) -> int:
+        return self.granted.n
+
+    @property
+    def reserve(self) -> int:
+        """Blocks promised and not covered yet."""
+        return self.footprint - len(self.cover) if self.hard and self.responsible else 0
+
+    @property
+    def owed(self) -> int:
+        """Blocks that must stay free for this claim: the reserve less what is on loan."""
+        return self.reserve - len(self.loans)
+
+    def key_at(self, position: int) -> str:
+        return self.keys[position - self.granted.start]
+
+    def record(self, leading: int, survivors: int) -> dict[str, Any]:
+        """A predicate record for events."""
+        return {"holds": survivors == self.footprint, "leading": leading, "survivors": survivors}
+
+
+class ClaimBook:
+    """All claims on one pool, each claim id with its latest generation."""
+
+    def __init__(self, pool: Pool, recorder: Recorder) -> None:
+        self._pool = pool
+        self._recorder = recorder
+        self._order = 0
+        self.now = 0
+        self.claims: dict[str, Claim] = {}
+        self._wanted: dict[str, dict[str, int]] = {}
+        """Content → accepted claims that do not cover it yet, with the position it has there."""
+        self._concerns: dict[int, set[str]] = {}
+        """Block → claims whose `cover` it is in, ended ones too: its loss is still told once."""
+        self._timed: dict[str, Claim] = {}
+        self._lender: dict[int, Claim] = {}
+        """Block on loan → the claim whose reserve it came from."""
+        self.owed = 0
+        """Σ owed over all responsible hard claims, kept as they change."""
+
+    # -- operations ------------------------------------------------------------------------
+
+    def declare(self, spec: ClaimSpec, keys: Sequence[str]) -> ClaimAnswer:
+        """Decide a claim; `keys` are the content ids of the full blocks of its tokens."""
+        self._check(spec, keys)
+        positions = spec.predicate.positions
+        if spec.claim_id in self.claims:
+            self._forget(self.claims[spec.claim_id])
+        self._order += 1
+        claim = Claim(spec, self._order, tuple(keys[p] for p in positions), spec.predicate)
+        self.claims[spec.claim_id] = claim
+        self._emit_submitted(claim)
+        self._pool.tell("submit", c=claim.name)
+        return self._decide(claim)
+
+    def end(self, claim_id: str, how: Phase) -> None:
+        """Demote or release a claim; raises `BadOperation` unless it is responsible."""
+        self._finish(self._responsible(claim_id), how)
+
+    def renew(self, claim_id: str, duration: int) -> None:
+        """A responsible claim ends `duration` from now."""
+        claim = self._responsible(claim_id)
+        if duration <= 0:
+            raise BadOperation("a duration is positive")
+        claim.end = self.now + duration
+        self._timed[claim_id] = claim
+        self._emit("resident_claim_renewed", claim, duration=duration)
+
+    def advance(self, ticks: int) -> None:
+        """Let time pass; claims whose time is up expire in order of their end (L6)."""
+        self.now += ticks
+        due = [c for c in self._timed.values() if c.end is not None and c.end <= self.now]
+        for claim in sorted(due, key=lambda c: (c.end, c.order)):
+            self._finish(claim, Phase.EXPIRED)
+
+    # -- what requests need to know ----------------------------------------------------------
+
+    def headroom(self) -> int:
+        """Free blocks less every promise (F2)."""
+        return self._pool.queue_length() - self.owed
+
+    def promises(self) -> dict[str, Promise]:
+        """What every responsible hard claim is owed, for `spec.feasibility`."""
+        return {
+            claim_id: Promise(frozenset(claim.cover.values()), claim.owed)
+            for claim_id, claim in self.claims.items()
+            if claim.hard and claim.responsible
+        }
+
+    def draws(self, keys: Sequence[str], first: int) -> dict[int, str]:
+        """Positions from `first` on whose content a hard claim was promised room for.
+
+        A request that computes `keys` may take these on the reserve of that claim (F3); each
+        block counts for one claim, the earliest declared.
+        """
+        if self.owed <= 0:
+            return {}
+        found = {}
+        for position in range(first, len(keys)):
+            claims = self._wanted.get(keys[position])
+            if claims and not self._pool.is_visible(keys[position]):
+                hard = [c for c in claims if self.claims[c].hard]
+                if hard:
+                    found[position] = min(hard, key=lambda c: self.claims[c].order)
+        return found
+
+    # -- what happens to blocks ----------------------------------------------------------------
+
+    def lend(self, claim_id: str, block: int) -> None:
+        """A request took `block` on the claim's reserve."""
+        claim = self.claims[claim_id]
+        claim.loans.add(block)
+        self._lender[block] = claim
+        self.owed -= 1
+
+    def freed(self, block: int) -> str | None:
+        """Nobody refers to `block` any more: a loan goes back to the reserve of its claim."""
+        claim = self._lender.pop(block, None)
+        if claim is None:
+            return None
+        claim.loans.discard(block)
+        self.owed += 1
+        return claim.name
+
+    def written(self, keys: Iterable[str]) -> None:
+        """New content is resident and written: accepted claims cover it, in their order."""
+        wanting: dict[str, set[int]] = {}
+        for key in keys:
+            for claim_id, position in self._wanted.get(key, {}).items():
+                wanting.setdefault(claim_id, set()).add(position)
+        for claim in self._in_order(wanting):
+            for position in sorted(wanting[claim.spec.claim_id]):
+                block = self._pool.lookup(claim.key_at(position))
+                if block is not None:
+                    self._cover(claim, position, block)
+            self._materialize(claim)
+
+    def expect_loss(self, lost: Mapping[int, str], copies: Mapping[str, Sequence[int]]) -> None:
+        """Blocks are about to lose their content; `copies` are the blocks that keep it.
+
+        Soft claims move to a copy; a demotable one that has none is demoted before the loss.
+        """
+        for claim in self._concerned(lost):
+            if not claim.responsible:
+                continue
+            for position, block in list(claim.cover.items()):
+                if block in lost and copies[lost[block]]:
+                    self._move(claim, position, copies[lost[block]][0])
+            exposed = any(block in lost for block in claim.cover.values())
+            demotable = claim.spec.protection is Protection.DEMOTABLE
+            if exposed and demotable and claim.phase is Phase.MATERIALIZED:
+                self._finish(claim, Phase.DEMOTED)
+
+    def lost(self, lost: Mapping[int, str], cause: Cause) -> None:
+        """Blocks have lost their content: harm, less cover, or a loss after the end."""
+        for claim in self._concerned(lost):
+            gone = sorted(p for p, block in claim.cover.items() if block in lost)
+            if not claim.responsible:
+                self._tell_late_loss(claim, gone)
+                continue
+            for position in gone:
+                self._emit(
+                    "resident_block_lost",
+                    claim,
+                    position=position,
+                    block_id=claim.cover[position],
+                    cause=cause.value,
+                )
+            if claim.phase is Phase.MATERIALIZED:
+                self._harm(claim, cause)
+            else:
+                for position in gone:
+                    self._forsake(claim, position)
+
+    # -- views ---------------------------------------------------------------------------------
+
+    def view(self, claim: Claim) -> ClaimView:
+        leading, survivors = self._survival(claim)
+        return ClaimView(
+            phase=claim.phase,
+            generation=claim.spec.generation,
+            protection=claim.spec.protection,
+            footprint=claim.footprint,
+            leading=leading,
+            survivors=survivors,
+            covered=len(claim.cover) if claim.responsible else 0,
+            reserve=claim.reserve,
+        )
+
+    def pins(self) -> dict[str, tuple[int, ...]]:
+        """The references that claims hold, by the machine's name of the claim."""
+        return {
+            claim.name: tuple(claim.cover[p] for p in sorted(claim.cover))
+            for claim in self.claims.values()
+            if claim.hard and claim.responsible and claim.cover
+        }
+
+    # -- deciding --------------------------------------------------------------------------------
+
+    def _check(self, spec: ClaimSpec, keys: Sequence[str]) -> None:
+        if not spec.claim_id:
+            raise BadOperation("a claim needs an id")
+        if spec.generation < 1:
+            raise BadOperation("generations count from 1")
+        if spec.predicate.start + spec.predicate.n > len(keys):
+            raise BadOperation("the predicate reaches beyond the full blocks of the content")
+        if spec.duration is not None and spec.duration <= 0:
+            raise BadOperation("a duration is positive")
+        if spec.min_blocks is not None and spec.min_blocks <= 0:
+            raise BadOperation("min_blocks is positive")
+        known = self.claims.get(spec.claim_id)
+        if known is None:
+            return
+        if known.phase not in TERMINAL or spec.generation <= known.spec.generation:
+            raise BadOperation(
+                f"claim {spec.claim_id!r} returns only after its end, with a higher generation"
+            )
+
+    def _decide(self, claim: Claim) -> ClaimAnswer:
+        headroom = self.headroom()
+        if claim.spec.protection is Protection.OFFLOADABLE:
+            return self._refuse(claim, "no tier", 0, headroom)
+        if not claim.hard:
+            return self._accept(
+                claim, Decision.ACCEPTED, "soft claims reserve nothing", 0, headroom
+            )
+        cost = self._cost(claim, claim.footprint)
+        if cost <= headroom:
+            return self._accept(claim, Decision.ACCEPTED, "fits the headroom", cost, headroom)
+        granted = self._clipped(claim, headroom)
+        if granted is None:
+            return self._refuse(claim, "exceeds the headroom", cost, headroom)
+        claim.granted = Predicate(PredicateKind.LEADING, granted)
+        claim.keys = claim.keys[:granted]
+        cost = self._cost(claim, granted)
+        return self._accept(claim, Decision.CLIPPED, "clipped to the headroom", cost, headroom)
+
+    def _cost(self, claim: Claim, n: int) -> int:
+        """Blocks of the first `n` positions that would have to come from the free queue."""
+        return sum(self._costs(key) for key in claim.keys[:n]) if claim.hard else 0
+
+    def _costs(self, key: str) -> bool:
+        block = self._pool.lookup(key)
+        return block is None or self._pool.ref(block) == 0
+
+    def _clipped(self, claim: Claim, headroom: int) -> int | None:
+        least = claim.spec.min_blocks
+        if least is None or claim.granted.kind is not PredicateKind.LEADING:
+            return None
+        cost = 0
+        for n, key in enumerate(claim.keys):
+            cost += self._costs(key)
+            if cost > headroom:
+                return n if n >= least else None
+        raise AssertionError("a claim that fits whole is not clipped")
+
+    def _refuse(self, claim: Claim, reason: str, cost: int, headroom: int) -> ClaimAnswer:
+        claim.phase = Phase.REFUSED
+        self._emit(
+            "resident_claim_refused",
+            claim,
+            decision=Decision.REFUSED.value,
+            reason=reason,
+            cost_blocks=cost,
+            headroom_before=headroom,
+        )
+        self._pool.tell("refuse", c=claim.name)
+        return ClaimAnswer(Decision.REFUSED, reason, cost, headroom, None)
+
+    def _accept(
+        self, claim: Claim, decision: Decision, reason: str, cost: int, headroom: int
+    ) -> ClaimAnswer:
+        claim.phase = Phase.ACCEPTED
+        if claim.spec.duration is not None:
+            claim.end = self.now + claim.spec.duration
+            self._timed[claim.spec.claim_id] = claim
+        self.owed += claim.reserve
+        self._emit(
+            "resident_claim_accepted",
+            claim,
+            decision=decision.value,
+            reason=reason,
+            granted=_predicate_record(claim.granted),
+            cost_blocks=cost,
+            headroom_before=headroom,
+        )
+        self._pool.tell("accept", c=claim.name, n=cost)
+        for position in claim.granted.positions:
+            self._want(claim, position)
+        for position in claim.granted.positions:
+            block = self._pool.lookup(claim.key_at(position))
+            if block is not None:
+                self._cover(claim, position, block, at_acceptance=True)
+        self._materialize(claim)
+        return ClaimAnswer(decision, reason, cost, headroom, claim.granted)
+
+    # -- covering --------------------------------------------------------------------------------
+
+    def _want(self, claim: Claim, position: int) -> None:
+        self._wanted.setdefault(claim.key_at(position), {})[claim.spec.claim_id] = position
+
+    def _unwant(self, claim: Claim, position: int) -> None:
+        key = claim.key_at(position)
+        self._wanted[key].pop(claim.spec.claim_id, None)
+        if not self._wanted[key]:
+            del self._wanted[key]
+
+    def _cover(self, claim: Claim, position: int, block: int, at_acceptance: bool = False) -> None:
+        """The claim protects `block` for `position`; a hard one takes a reference to it."""
+        pays = False
+        if claim.hard:
+            drawn = block in claim.loans
+            pays = not drawn and (not at_acceptance or self._pool.ref(block) == 0)
+            if drawn:
+                claim.loans.discard(block)
+                del self._lender[block]
+            else:
+                self.owed -= 1
+            self._pool.pin((block,))
+        claim.cover[position] = block
+        self._link(claim, block)
+        self._unwant(claim, position)
+        self._pool.tell("cover", c=claim.name, b=block, pays=pays)
+        self._emit("resident_block_materialized", claim, position=position, block_id=block)
+
+    def _move(self, claim: Claim, position: int, copy: int) -> None:
+        """A position stands on another copy of its content from now on."""
+        self._unlink(claim, claim.cover[position])
+        claim.cover[position] = copy
+        self._link(claim, copy)
+        self._pool.tell("cover", c=claim.name, b=copy, pays=False)
+        self._emit("resident_block_materialized", claim, position=position, block_id=copy)
+
+    def _uncover(self, claim: Claim, position: int) -> None:
+        """A responsible claim no longer covers `position`, and wants it again."""
+        self._unlink(claim, claim.cover.pop(position))
+        self._want(claim, position)
+
+    def _link(self, claim: Claim, block: int) -> None:
+        self._concerns.setdefault(block, set()).add(claim.spec.claim_id)
+
+    def _unlink(self, claim: Claim, block: int) -> None:
+        self._concerns[block].discard(claim.spec.claim_id)
+        if not self._concerns[block]:
+            del self._concerns[block]
+
+    def _concerned(self, lost: Mapping[int, str]) -> list[Claim]:
+        """The claims that have one of these blocks in their cover, in order of declaration."""
+        return self._in_order({c for block in lost for c in self._concerns.get(block, ())})
+
+    def _in_order(self, claim_ids: Iterable[str]) -> list[Claim]:
+        return sorted((self.claims[c] for c in claim_ids), key=lambda claim: claim.order)
+
+    def _materialize(self, claim: Claim) -> None:
+        if claim.phase is not Phase.ACCEPTED or len(claim.cover) < claim.footprint:
+            return
+        claim.phase = Phase.MATERIALIZED
+        leading, survivors = self._survival(claim)
+        self._emit("resident_claim_materialized", claim, leading=leading, survivors=survivors)
+        self._pool.tell("materialize", c=claim.name)
+
+    # -- losing and ending -------------------------------------------------------------------------
+
+    def _harm(self, claim: Claim, cause: Cause) -> None:
+        before = claim.record(claim.footprint, claim.footprint)
+        self._leave(claim, Phase.HARMED)
+        after = claim.record(*self._survival(claim))
+        self._emit("resident_claim_harmed", claim, cause=cause.value, before=before, after=after)
+        self._drop_pins(claim)
+        self._forget(claim)
+
+    def _forsake(self, claim: Claim, position: int) -> None:
+        """An accepted claim loses a block before it was materialized; a hard one by a fault.
+
+        It is promised another block; where none is left to promise, it is demoted.
+        """
+        if not claim.responsible:  # demoted for an earlier position
+            self._unlink(claim, claim.cover.pop(position))
+        elif not claim.hard:
+            self._uncover(claim, position)
+        elif self._pool.ref(claim.cover[position]) > 1 and self.headroom() < 1:
+            self._finish(claim, Phase.DEMOTED)
+            self._unlink(claim, claim.cover.pop(position))
+        else:
+            block = claim.cover[position]
+            self._uncover(claim, position)
+            self._pool.unpin((block,))
+            self.owed += 1
+            self._pool.tell("forsake", c=claim.name, b=block)
+
+    def _tell_late_loss(self, claim: Claim, gone: Sequence[int]) -> None:
+        for position in gone:
+            block = claim.cover.pop(position)
+            self._unlink(claim, block)
+            self._emit(
+                "block_lost_after_release",
+                claim,
+                position=position,
+                block_id=block,
+                phase=claim.phase.value,
+            )
+
+    def _finish(self, claim: Claim, how: Phase) -> None:
+        """Demotion, expiry or release: protection ends, content stays (L6)."""
+        before = claim.phase
+        covered = len(claim.cover)
+        self._leave(claim, how)
+        self._emit(_ENDINGS[how], claim, phase_before=before.value, covered=covered)
+        self._pool.tell("finish", c=claim.name, how=how.value)
+        self._drop_pins(claim)
+
+    def _leave(self, claim: Claim, to: Phase) -> None:
+        """Out of responsibility: nothing is owed or wanted any more."""
+        self.owed -= claim.owed
+        for position in claim.granted.positions:
+            if position not in claim.cover:
+                self._unwant(claim, position)
+        for block in claim.loans:
+            del self._lender[block]
+        claim.loans.clear()
+        claim.phase = to
+        self._timed.pop(claim.spec.claim_id, None)
+
+    def _drop_pins(self, claim: Claim) -> None:
+        """An ended hard claim lets go of its blocks, the last position first."""
+        if not claim.hard or not claim.cover:
+            return
+        blocks = [claim.cover[p] for p in sorted(claim.cover, reverse=True)]
+        self._pool.unpin(blocks)
+        for block in blocks:
+            self._pool.tell("uncover", c=claim.name, b=block)
+
+    def _forget(self, claim: Claim) -> None:
+        """What the claim covers, or had covered, is no longer followed."""
+        for block in claim.cover.values():
+            self._unlink(claim, block)
+        claim.cover.clear()
+
+    # -- small helpers ---------------------------------------------------------------------------
+
+    def _responsible(self, claim_id: str) -> Claim:
+        claim = self.claims.get(claim_id)
+        if claim is None or not claim.responsible:
+            raise BadOperation(f"no claim {claim_id!r} is in force")
+        return claim
+
+    def _survival(self, claim: Claim) -> tuple[int, int]:
+        """Surviving positions: in a row from the start, and in all."""
+        present = [self._pool.lookup(key) is not None for key in claim.keys]
+        leading = present.index(False) if False in present else len(present)
+        return leading, sum(present)
+
+    def _emit_submitted(self, claim: Claim) -> None:
+        spec = claim.spec
+        self._emit(
+            "resident_claim_submitted",
+            claim,
+            owner=spec.owner,
+            protection=spec.protection.value,
+            predicate=_predicate_record(spec.predicate),
+            footprint=claim.footprint,
+            duration=spec.duration,
+        )
+
+    def _emit(self, event: str, claim: Claim, **data: Any) -> None:
+        self._recorder.emit(
+            event,
+            claim_id=claim.spec.claim_id,
+            generation=claim.spec.generation,
+            prefix_id=claim.key_at(claim.granted.positions[-1]),
+            **data,
+        )
+
+
+def _predicate_record(predicate: Predicate) -> dict[str, Any]:
+    return {"kind": predicate.kind.value, "start": predicate.start, "n": predicate.n}

@@ -1,0 +1,463 @@
+"""Every allocator call of a live vLLM pool, told as steps of the machine in `spec.pool`.
+
+`PoolObserver` wraps methods of one `KVCacheManager` and its `BlockPool` on the instances: no
+file of vLLM changes, and methods that a version lacks are skipped.  What a call did is read
+from vLLM's own structures after it, so a pool that does something else than asked is told as
+it did.  The work per call is proportional to the blocks it touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from kvclaims.bridge.vllm.names import Names
+from kvclaims.spec.interface import BlockFacts, PoolSnapshot, PoolStep
+
+Listener = Callable[[PoolStep], None]
+Wrapper = Callable[..., Any]
+
+UNNAMED: Final = "(engine)"
+"""The holder of references that no request's call explains (a connector's, for instance)."""
+
+
+class Reactions:
+    """What a claim layer hears while a call is under way; each does nothing by default."""
+
+    def before_loss(self, lost: Mapping[int, str], request: str | None) -> None:
+        """Blocks are about to be told to have lost their content: for `request`, or, where it
+        is None, by a fault."""
+
+    def after_loss(self, lost: Mapping[int, str], request: str | None) -> None:
+        """The blocks have lost their content."""
+
+    def drawn(self, claim: str, block: int) -> None:
+        """A request took `block` on the reserve of `claim`."""
+
+    def freed(self, block: int) -> str | None:
+        """The last holder let go of `block`; the claim that it was on loan from, if any."""
+
+    def registered(self, block: int, key: str) -> None:
+        """Content `key` became visible in `block`."""
+
+    def ended(self, request: Any, blocks: int) -> None:
+        """vLLM frees all `blocks` of a request that ends or is preempted; they are gone."""
+
+
+def attach(scheduler: Any, listener: Listener) -> PoolObserver:
+    """Watch a live scheduler from now on: every allocator step is told to `listener`."""
+    manager = scheduler.kv_cache_manager
+    block_size = manager.coordinator.single_type_managers[0].block_size
+    same = getattr(manager.block_pool, "hash_block_size", block_size) == block_size
+    observer = PoolObserver(manager, Names(block_size, chained=same))
+    observer.listen(listener)
+    return observer
+
+
+class PoolObserver:
+    """One pool with its manager, watched.  `shadow` state is kept from what was told."""
+
+    def __init__(
+        self, manager: Any, names: Names, alias: Callable[[str], str] = lambda request: request
+    ) -> None:
+        self.manager = manager
+        self.pool = manager.block_pool
+        self.names = names
+        self.reactions = Reactions()
+        self.held: dict[str, list[int]] = {}
+        self.keys: dict[int, dict[bytes, str]] = {}
+        self.where: dict[str, dict[int, None]] = {}
+        self.draws: Mapping[int, str] = {}
+        """Logical positions that the request now allocating draws from a claim's reserve."""
+        self._alias = alias
+        self._listeners: list[Listener] = []
+        self._depth = 0
+        self._steps: list[PoolStep] = []
+        self._touched: dict[int, set[bytes]] = {}
+        self._request: Any = None
+        self._pinning = False
+        self._granted = 0
+        self._leaving: dict[int, list[str]] = {}
+        self._adopt()
+        self._attach()
+
+    # -- what claim layers and runtimes use ------------------------------------------------
+
+    def listen(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def tell(self, action: str, **args: Any) -> None:
+        """Tell one step; its facts follow when the outermost operation ends."""
+        if not self._listeners:
+            return
+        self._steps.append(PoolStep(action, args))
+        if self._depth == 0:
+            self._flush()
+
+    @contextmanager
+    def operation(self) -> Iterator[None]:
+        """Everything told inside belongs to one operation, with facts at its end."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self._flush()
+
+    def pin(self, blocks: Iterable[int]) -> None:
+        """Take a reference for a claim; the claim layer tells the step."""
+        with self._as_pin():
+            self.pool.touch([self.pool.blocks[b] for b in blocks])
+
+    def unpin(self, blocks: Iterable[int]) -> None:
+        """Give back the references of a claim, in this order."""
+        with self._as_pin():
+            self.pool.free_blocks([self.pool.blocks[b] for b in blocks])
+
+    def ref(self, block: int) -> int:
+        return int(self.pool.blocks[block].ref_cnt)
+
+    def lookup(self, key: str) -> int | None:
+        """The block that `key` is found in: the copy that was registered first."""
+        return next(iter(self.where.get(key, ())), None)
+
+    def queue_length(self) -> int:
+        """The free queue's own counter."""
+        return int(self.pool.free_block_queue.num_free_blocks)
+
+    # -- reading vLLM's structures -----------------------------------------------------------
+
+    def facts(self, block: int, also: Iterable[bytes] = ()) -> BlockFacts:
+        """What vLLM holds of a block: keys are those that its map finds the block under."""
+        real = self.pool.blocks[block]
+        found = {
+            self.names.of_key(key)
+            for key in (*self._own_keys(real), *also)
+            if self._finds(key, block)
+        }
+        queued = real.next_free_block is not None
+        return BlockFacts(int(real.ref_cnt), queued, tuple(sorted(found)))
+
+    def snapshot(self, pins: Mapping[str, tuple[int, ...]]) -> PoolSnapshot:
+        """The whole pool; facts hold the keys that the blocks themselves carry."""
+        pool = self.pool
+        facts = {}
+        for block in pool.blocks:
+            if not block.is_null:
+                keys = tuple(sorted(map(self.names.of_key, self._own_keys(block))))
+                queued = block.next_free_block is not None
+                facts[block.block_id] = BlockFacts(int(block.ref_cnt), queued, keys)
+        return PoolSnapshot(
+            null_block=pool.null_block.block_id,
+            queue=tuple(b.block_id for b in pool.free_block_queue.get_all_free_blocks()),
+            counter=self.queue_length(),
+            facts=facts,
+            holders=self._holders(),
+            pins=dict(pins),
+            lookup={self.names.of_key(key): blocks for key, blocks in _entries(pool)},
+        )
+
+    def _finds(self, key: bytes, block: int) -> bool:
+        value = _table(self.pool).get(key)
+        return (
+            block in value if isinstance(value, dict) else getattr(value, "block_id", -1) == block
+        )
+
+    def _holders(self) -> dict[str, tuple[int, ...]]:
+        holders: dict[str, tuple[int, ...]] = {}
+        for group in self.manager.coordinator.single_type_managers:
+            for request, blocks in group.req_to_blocks.items():
+                ids = tuple(b.block_id for b in blocks if not b.is_null)
+                name = self._alias(request)
+                if ids:
+                    holders[name] = holders.get(name, ()) + ids
+        return holders
+
+    def _own_keys(self, block: Any) -> list[bytes]:
+        keys = [] if block.block_hash is None else [block.block_hash]
+        keys.extend(getattr(self.pool, "cached_block_hashes_by_block", {}).get(block.block_id, ()))
+        return keys
+
+    def _adopt(self) -> None:
+        """Take over what is in the pool already, once."""
+        for key, blocks in _entries(self.pool):
+            for block in blocks:
+                self._learn(block, key, self.names.of_key(key))
+        self.held = {request: list(blocks) for request, blocks in self._holders().items()}
+
+    # -- telling -----------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        steps, self._steps = self._steps, []
+        touched, self._touched = self._touched, {}
+        if not steps:
+            return
+        facts = {b: self.facts(b, also) for b, also in touched.items()}
+        last = steps[-1]
+        steps[-1] = PoolStep(last.action, last.args, facts, self.queue_length())
+        for step in steps:
+            for listener in self._listeners:
+                listener(step)
+
+    def _learn(self, block: int, raw: bytes, key: str) -> None:
+        self.keys.setdefault(block, {})[raw] = key
+        self.where.setdefault(key, {})[block] = None
+
+    def _unlearn(self, block: int, raw: bytes) -> str:
+        key = self.keys[block].pop(raw)
+        if key not in self.keys[block].values():
+            self.where[key].pop(block, None)
+            if not self.where[key]:
+                del self.where[key]
+                self.names.forget_key(raw)
+        self._touched.setdefault(block, set()).add(raw)
+        return key
+
+    def _sync(self, blocks: Iterable[Any], request: str | None, action: str) -> None:
+        """Tell which keys blocks have lost (as `action`) and gained since last looked at."""
+        blocks = list(blocks)
+        gone = [(b.block_id, raw) for b in blocks for raw in self._lost_keys(b)]
+        if gone:
+            by = request or UNNAMED if action == "evict" else None
+            lost = {number: self.keys[number][raw] for number, raw in gone}
+            self.reactions.before_loss(lost, by)
+            for number, raw in gone:
+                self.tell(action, b=number, k=self._unlearn(number, raw))
+            self.reactions.after_loss(lost, by)
+        for block in blocks:
+            self._touched.setdefault(block.block_id, set())
+            self._gain(block, request or UNNAMED)
+
+    def _lost_keys(self, block: Any) -> list[bytes]:
+        known = self.keys.get(block.block_id)
+        if not known:
+            return []
+        own = self._own_keys(block)
+        return [raw for raw in known if raw not in own]
+
+    def _gain(self, block: Any, request: str) -> None:
+        number = block.block_id
+        for raw in self._own_keys(block):
+            if raw not in self.keys.get(number, ()):
+                key = self.names.of_key(raw)
+                self._learn(number, raw, key)
+                self.tell("register", r=request, b=number, k=key)
+                self.reactions.registered(number, key)
+
+    def _name(self) -> str:
+        return UNNAMED if self._request is None else self._alias(self._request.request_id)
+
+    # -- the wrapped calls -------------------------------------------------------------------
+
+    def _attach(self) -> None:
+        pool, manager = self.pool, self.manager
+        wrappers: tuple[tuple[Any, str, Wrapper], ...] = (
+            (manager, "allocate_slots", self._allocate_slots),
+            (manager, "free", self._free_request),
+            (manager, "pop_blocks_for_free", self._pop_for_free),
+            (pool, "get_new_blocks", self._get_new_blocks),
+            (pool, "touch", self._touch),
+            (pool, "free_blocks", self._free_blocks),
+            (pool, "unpin_blocks", self._free_blocks),
+            (pool, "evict_blocks", self._evict_blocks),
+            (pool, "cache_full_blocks", self._cache_full_blocks),
+            (pool, "cache_partial_block", self._cache_partial_block),
+            (pool, "move_block_hashes", self._move_block_hashes),
+            (pool, "reset_prefix_cache", self._reset_prefix_cache),
+        )
+        for owner, method, wrapper in wrappers:
+            if hasattr(owner, method):
+                self._wrap(owner, method, wrapper)
+
+    def _wrap(self, owner: Any, method: str, wrapper: Wrapper) -> None:
+        inner = getattr(owner, method)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self.operation():
+                return wrapper(inner, *args, **kwargs)
+
+        setattr(owner, method, watched)
+
+    @contextmanager
+    def _as_pin(self) -> Iterator[None]:
+        with self.operation():
+            self._pinning = True
+            try:
+                yield
+            finally:
+                self._pinning = False
+
+    @contextmanager
+    def _for_request(self, request: Any) -> Iterator[None]:
+        outer, self._request = self._request, request
+        try:
+            yield
+        finally:
+            self._request = outer
+
+    def _allocate_slots(self, inner: Wrapper, request: Any, *args: Any, **kwargs: Any) -> Any:
+        start = len(self._steps)
+        before = len(self.held.get(self._alias(request.request_id), ()))
+        self._granted = 0
+        with self._for_request(request):
+            try:
+                return inner(request, *args, **kwargs)
+            finally:
+                # The grant comes first in the machine; its size is known only now.
+                grown = len(self.held.get(self._name(), ())) > before
+                if self._listeners and grown:
+                    grant = {"r": self._name(), "n": self._granted}
+                    self._steps.insert(start, PoolStep("admit", grant))
+
+    def _free_request(self, inner: Wrapper, request: Any, *args: Any, **kwargs: Any) -> Any:
+        name = self._alias(request.request_id)
+        count = len(self.held.get(name, ()))
+        with self._for_request(request):
+            result = inner(request, *args, **kwargs)
+        self._retire(name, request, count)
+        return result
+
+    def _pop_for_free(self, inner: Wrapper, request: Any, *args: Any, **kwargs: Any) -> Any:
+        name = self._alias(request.request_id)
+        blocks = inner(request, *args, **kwargs)
+        if self._request is None:  # freed later, by a call that names no request
+            for block in blocks:
+                self._leaving.setdefault(block.block_id, []).append(name)
+            self.reactions.ended(request, len(blocks))
+        return blocks
+
+    def _retire(self, name: str, request: Any, count: int) -> None:
+        if name in self.held:
+            del self.held[name]
+            self.tell("retire", r=name)
+        self.reactions.ended(request, count)
+
+    def _get_new_blocks(self, inner: Wrapper, *args: Any, **kwargs: Any) -> Any:
+        blocks = inner(*args, **kwargs)
+        name = self._name()
+        held = self.held.setdefault(name, [])
+        for block in blocks:
+            number = block.block_id
+            self._sync((block,), name, "evict")
+            claim = self.draws.get(len(held))
+            held.append(number)
+            if claim is None:
+                self._granted += 1
+                self.tell("take", r=name, b=number)
+            else:
+                self.tell("draw", r=name, c=claim, b=number)
+                self.reactions.drawn(claim, number)
+        return blocks
+
+    def _touch(self, inner: Wrapper, blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
+        blocks = list(blocks)
+        queued = [block.ref_cnt == 0 for block in blocks]
+        result = inner(blocks, *args, **kwargs)
+        name = self._name()
+        ids = [] if self._request is None else self.names.of_request(self._request)
+        for block, was_queued in zip(blocks, queued, strict=True):
+            if block.is_null:
+                continue
+            self._touched.setdefault(block.block_id, set())
+            if self._pinning:
+                continue
+            held = self.held.setdefault(name, [])
+            key = ids[len(held)] if len(held) < len(ids) else self._any_key(block.block_id)
+            held.append(block.block_id)
+            self._granted += was_queued
+            self.tell("share", r=name, b=block.block_id, k=key)
+        return result
+
+    def _any_key(self, block: int) -> str:
+        return next(iter(self.keys.get(block, {}).values()), "")
+
+    def _free_blocks(self, inner: Wrapper, blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
+        blocks = list(blocks)  # a generator is read once, and vLLM reads it
+        result = inner(blocks, *args, **kwargs)
+        for block in blocks:
+            if block.is_null:
+                continue
+            number = block.block_id
+            self._touched.setdefault(number, set())
+            if not self._pinning:
+                self._drop(number)
+        return result
+
+    def _drop(self, block: int) -> None:
+        name = self._name()
+        deferred = name == UNNAMED and block in self._leaving
+        if deferred:
+            name = self._leaving[block].pop()
+            if not self._leaving[block]:
+                del self._leaving[block]
+        held = self.held.get(name, [])
+        if block in held[-1:]:
+            held.pop()
+        elif block in held:
+            held.remove(block)
+        lender = self.reactions.freed(block) if self.ref(block) == 0 else None
+        if lender is None:
+            self.tell("drop", r=name, b=block)
+        else:
+            self.tell("give_back", r=name, c=lender, b=block)
+        if deferred and not held:
+            self.held.pop(name, None)
+            self.tell("retire", r=name)
+
+    def _evict_blocks(self, inner: Wrapper, block_ids: Iterable[int], *args: Any) -> Any:
+        numbers = sorted(block_ids)
+        result = inner(set(numbers), *args)
+        self._sync((self.pool.blocks[number] for number in numbers), None, "lose")
+        return result
+
+    def _cache_full_blocks(self, inner: Wrapper, *args: Any, **kwargs: Any) -> Any:
+        result = inner(*args, **kwargs)
+        given = dict(
+            zip(("request", "blocks", "num_cached_blocks", "num_full_blocks"), args, strict=False)
+        )
+        given.update(kwargs)
+        request = given["request"]
+        first, last = given["num_cached_blocks"], given["num_full_blocks"]
+        self.names.learn(request, first, last)
+        blocks = [block for block in given["blocks"][first:last] if not block.is_null]
+        self._sync(blocks, self._alias(request.request_id), "evict")
+        return result
+
+    def _cache_partial_block(
+        self, inner: Wrapper, request: Any, block: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        result = inner(request, block, *args, **kwargs)
+        self._sync((block,), self._alias(request.request_id), "evict")
+        return result
+
+    def _move_block_hashes(self, inner: Wrapper, src_block: Any, dst_block: Any) -> Any:
+        result = inner(src_block, dst_block)
+        self._sync((dst_block, src_block), None, "lose")
+        return result
+
+    def _reset_prefix_cache(self, inner: Wrapper, *args: Any, **kwargs: Any) -> Any:
+        result = inner(*args, **kwargs)
+        carried = sorted(number for number, keys in self.keys.items() if keys)
+        self._sync((self.pool.blocks[number] for number in carried), None, "lose")
+        return result
+
+
+def _table(pool: Any) -> Mapping[bytes, Any]:
+    """vLLM's map from keys to a block, or to several by id (a plain dict before 0.12)."""
+    found = pool.cached_block_hash_to_block
+    table: Mapping[bytes, Any] = getattr(found, "_cache", found)
+    return table
+
+
+def _entries(pool: Any) -> Iterator[tuple[bytes, tuple[int, ...]]]:
+    """Every key of vLLM's map with the blocks found under it, first registered first."""
+    for key, value in _table(pool).items():
+        blocks = value.values() if isinstance(value, dict) else (value,)
+        yield key, tuple(block.block_id for block in blocks)
+
+
+def keys_found(observer: PoolObserver) -> dict[str, tuple[int, ...]]:
+    """Every content that vLLM's own map finds, with its blocks, first registered first."""
+    return {observer.names.of_key(key): blocks for key, blocks in _entries(observer.pool)}

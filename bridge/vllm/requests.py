@@ -1,0 +1,171 @@
+"""What is known of every request on one pool, and how each one faces it (rule F4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvclaims.spec.feasibility import Judgement, Situation
+from kvclaims.spec.interface import RequestView
+from kvclaims.spec.telemetry import Recorder
+from kvclaims.spec.vocabulary import Feasibility, Outcome
+
+_NO_ARBITER: Final = "none"
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A waiting request that did not fit, as it was found and judged; `free` as in the queue."""
+
+    request: Any
+    situation: Situation
+    judgement: Judgement
+    free: int
+
+    @property
+    def drawn(self) -> int:
+        """Blocks that it would take on the reserves of claims."""
+        return sum((self.situation.draws_on or {}).values())
+
+    @property
+    def protected(self) -> frozenset[Any]:
+        return _union(p.covered for p in self.situation.promises.values())
+
+
+@dataclass
+class RequestRecord:
+    """One request from its arrival to its end.  `prefix_id` names its last full block."""
+
+    request_id: str
+    admit_reuse: bool
+    prefix_id: str | None = None
+    state: str = "waiting"
+    outcome: Outcome = Outcome.PENDING
+    hit_blocks: int = 0
+    shortfall: int = 0
+    blocking_claims: tuple[str, ...] = ()
+    deferrals: int = 0
+    """How often claims alone were in its way."""
+    told_waits_on: tuple[str, ...] = ()
+
+    def view(self, blocks: tuple[int, ...]) -> RequestView:
+        return RequestView(
+            state=self.state,
+            outcome=self.outcome,
+            blocks=blocks,
+            hit_blocks=self.hit_blocks,
+            shortfall=self.shortfall,
+            blocking_claims=self.blocking_claims,
+        )
+
+
+class RequestLog:
+    """The records of one run, and the events that tell their story."""
+
+    def __init__(self, recorder: Recorder, defer_limit: int) -> None:
+        self._recorder = recorder
+        self._defer_limit = defer_limit
+        self.records: dict[str, RequestRecord] = {}
+
+    def arrived(self, record: RequestRecord, blocks: int) -> None:
+        """A request of `blocks` blocks waits."""
+        self.records[record.request_id] = record
+        self._emit(
+            "active_request_submitted",
+            record,
+            admit_reuse=record.admit_reuse,
+            active_live_blocks_required=blocks,
+        )
+
+    def admitted(self, record: RequestRecord, hits: int, new: int, free: int) -> None:
+        record.state, record.outcome = "running", Outcome.PENDING
+        record.shortfall, record.blocking_claims = 0, ()
+        record.hit_blocks = hits
+        self._emit(
+            "active_request_admitted",
+            record,
+            hit_blocks=hits,
+            new_blocks=new,
+            free_blocks_before_allocate=free,
+        )
+
+    def preempted(self, record: RequestRecord, blocks: int) -> None:
+        record.state = "waiting"
+        self._emit("active_request_preempted", record, blocks=blocks)
+
+    def finished(self, record: RequestRecord, blocks: int, computed: int) -> None:
+        """The request was served; it held `blocks` and computed `computed` full ones itself."""
+        record.state = "finished"
+        record.outcome = Outcome.SERVED if record.admit_reuse else Outcome.SERVED_NO_ADMIT
+        self._emit("active_request_finished", record, outcome=record.outcome.value, blocks=blocks)
+        reuse = "future_reuse_admitted" if record.admit_reuse else "future_reuse_denied"
+        self._emit(reuse, record, blocks=computed)
+
+    def aborted(self, record: RequestRecord, blocks: int) -> None:
+        record.state, record.outcome = "finished", Outcome.ABORTED
+        self._emit("active_request_aborted", record, blocks=blocks)
+
+    def judged(self, record: RequestRecord, blocked: Blocked) -> bool:
+        """Act on a judgement that is not SERVED (F4); False if it was told before.
+
+        A block by claims alone is a deferral until `defer_limit` is used up, then a refusal.
+        """
+        judgement = blocked.judgement
+        structural = judgement.outcome is Outcome.REFUSED
+        if structural and record.deferrals < self._defer_limit:
+            record.deferrals += 1
+            record.outcome = Outcome.DEFERRED
+        elif judgement.outcome is Outcome.DEFERRED:
+            record.outcome = Outcome.DEFERRED
+            if record.told_waits_on == judgement.waits_on:
+                return False
+            record.told_waits_on = judgement.waits_on
+        else:
+            record.state, record.outcome = "finished", judgement.outcome
+            record.shortfall = judgement.shortfall
+            record.blocking_claims = judgement.blocking_claims
+        self._emit(
+            f"active_request_{'deferred' if record.state == 'waiting' else 'refused'}",
+            record,
+            **_feasibility(record.outcome, blocked),
+        )
+        return True
+
+    def _emit(self, event: str, record: RequestRecord, **data: Any) -> None:
+        self._recorder.emit(event, request_id=record.request_id, prefix_id=record.prefix_id, **data)
+
+
+def _feasibility(outcome: Outcome, blocked: Blocked) -> dict[str, Any]:
+    """The numbers behind a verdict, in blocks, as traces carry them."""
+    situation, judgement = blocked.situation, blocked.judgement
+    reserves = sum(p.reserve for p in situation.promises.values())
+    together = len(blocked.protected | situation.holds) + situation.need + reserves
+    return {
+        "outcome": outcome.value,
+        "feasibility": _label(outcome, judgement).value,
+        "blocking_claim_ids": list(judgement.blocking_claims),
+        "waits_on": list(judgement.waits_on),
+        "protected_resident_blocks": len(blocked.protected),
+        "resident_plus_active_blocks": together - blocked.drawn,
+        "capacity_shortfall_blocks": judgement.shortfall,
+        "missing_now": judgement.missing_now,
+        "free_blocks_before_allocate": blocked.free,
+        "active_live_blocks_required": len(situation.holds) + situation.need,
+        "active_live_blocks_current": len(_union(situation.active.values())),
+        "arbiter_action": _NO_ARBITER,
+    }
+
+
+def _label(outcome: Outcome, judgement: Judgement) -> Feasibility:
+    if judgement.outcome is Outcome.CAPACITY_REQUIRED:
+        return Feasibility.CAPACITY_INFEASIBLE
+    if judgement.outcome is Outcome.DEFERRED:
+        return Feasibility.ACTIVE_ACCUMULATION
+    if outcome is Outcome.DEFERRED:
+        return Feasibility.REQUIRES_DEFERRAL
+    return Feasibility.HEADROOM_EXHAUSTED
+
+
+def _union(sets: Iterable[frozenset[Any]]) -> frozenset[Any]:
+    return frozenset().union(*sets)

@@ -1,0 +1,273 @@
+"""The runtime interface over a live vLLM scheduler, in process or in a whole engine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from kvclaims.bridge.vllm import setup
+from kvclaims.bridge.vllm.names import ContentChain
+from kvclaims.bridge.vllm.observer import keys_found
+from kvclaims.bridge.vllm.scheduler import ADMIT_REUSE, POLICY, ClaimEnforcer, ClaimScheduler
+from kvclaims.spec.content import GENERATED_TOKEN
+from kvclaims.spec.interface import (
+    BadOperation,
+    ClaimAnswer,
+    ClaimSpec,
+    Observation,
+    PoolConfig,
+    PoolSnapshot,
+    PoolStep,
+    RequestSpec,
+    RequestView,
+)
+from kvclaims.spec.telemetry import Event, Recorder
+from kvclaims.spec.vocabulary import Phase
+
+NANOSECONDS: Final = 1_000_000_000
+"""Trace nanoseconds in one time unit of `advance`."""
+
+
+class Driver(Protocol):
+    """The engine around the scheduler: it adds requests and runs steps."""
+
+    scheduler: Any
+
+    def request(self, spec: RequestSpec, extra_args: dict[str, Any]) -> Any:
+        """A request object for this engine, with an id that no earlier run used."""
+
+    def add(self, request: Any) -> None: ...
+    def step(self) -> None: ...
+    def fingerprint(self, blocks: tuple[int, ...]) -> tuple[int, ...]: ...
+    def close(self) -> None: ...
+
+
+class SimulatedDriver:
+    """vLLM's scheduler and allocator with a model runner that only pretends.
+
+    For every token that a step computes it writes a digest of the content up to there into the
+    block that vLLM's table names, so that memory shows what was written where.
+    """
+
+    def __init__(self, config: PoolConfig) -> None:
+        self.scheduler = setup.make_scheduler(ClaimScheduler, config.usable, config.block_size)
+        self.scheduler.use_v2_model_runner = False
+        self._block_size = config.block_size
+        self._hasher = setup.block_hasher(config.block_size)
+        self._memory = [0] * (config.usable + 1)
+        self._chains: dict[str, ContentChain] = {}
+
+    def request(self, spec: RequestSpec, extra_args: dict[str, Any]) -> Any:
+        return setup.make_request(
+            spec.request_id,
+            spec.tokens,
+            spec.max_new_tokens,
+            self._hasher,
+            salt=spec.salt,
+            extra_args=extra_args,
+        )
+
+    def add(self, request: Any) -> None:
+        self.scheduler.add_request(request)
+
+    def step(self) -> None:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        output = self.scheduler.schedule()
+        ids = list(output.num_scheduled_tokens)
+        sampled = [self._run(r, output.num_scheduled_tokens[r]) for r in ids]
+        self.scheduler.update_from_output(
+            output,
+            ModelRunnerOutput(
+                req_ids=ids,
+                req_id_to_index={r: i for i, r in enumerate(ids)},
+                sampled_token_ids=sampled,
+                logprobs=None,
+                prompt_logprobs_dict={},
+                pooler_output=[],
+            ),
+        )
+        for request_id in output.finished_req_ids:
+            self._chains.pop(request_id, None)
+
+    def fingerprint(self, blocks: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(self._memory[b] for b in blocks)
+
+    def close(self) -> None:
+        self.scheduler.shutdown()
+
+    def _run(self, request_id: str, count: int) -> list[int]:
+        """Write the KV of the request's last `count` tokens; sample unless it prefills still."""
+        request = self.scheduler.requests[request_id]
+        computed = request.num_computed_tokens  # advanced by schedule() already
+        table = self.scheduler.kv_cache_manager.get_block_ids(request_id)[0]
+        tokens = request.all_token_ids
+        size = self._block_size
+        chain = self._chains.setdefault(request_id, ContentChain(size, request.cache_salt or ""))
+        full = chain.extend(tokens[:computed])
+        for position in range((computed - count) // size, -(-computed // size)):
+            if position < len(full):
+                text = full[position]
+            else:
+                parent = full[position - 1] if position else request.cache_salt or ""
+                text = f"{parent}|{tokens[position * size : computed]}"
+            self._memory[table[position]] = _digest(text)
+        return [GENERATED_TOKEN] if computed >= request.num_tokens else []
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+class VllmRuntime:
+    """One run over one scheduler.  Operations that are refused have changed nothing (B9)."""
+
+    def __init__(self, name: str, config: PoolConfig, run_id: str, driver: Driver) -> None:
+        self.config = config
+        self._driver = driver
+        self._scheduler = driver.scheduler
+        self._names: dict[str, str] = {}
+        """vLLM's id of a request → the id that the program gave it."""
+        self._ids: dict[str, str] = {}
+        self._open = True
+        self._now = 0
+        self._ticks = 0
+        self._recorder = Recorder(run_id, POLICY, config.usable, self._clock)
+        self._recorder.emit(
+            "trace_opened",
+            engine=name,
+            block_size=config.block_size,
+            defer_limit=config.defer_limit,
+        )
+        self._claims: ClaimEnforcer = self._scheduler.enforce(
+            self._recorder, config.defer_limit, lambda request: self._names.get(request, request)
+        )
+
+    # -- claims --------------------------------------------------------------------------------
+
+    def declare(self, claim: ClaimSpec) -> ClaimAnswer:
+        self._check_open()
+        return self._claims.declare(claim)
+
+    def release(self, claim_id: str) -> None:
+        self._check_open()
+        self._claims.end_claim(claim_id, Phase.RELEASED)
+
+    def demote(self, claim_id: str) -> None:
+        self._check_open()
+        self._claims.end_claim(claim_id, Phase.DEMOTED)
+
+    def renew(self, claim_id: str, duration: int) -> None:
+        self._check_open()
+        self._claims.book.renew(claim_id, duration)
+
+    def advance(self, ticks: int) -> None:
+        self._check_open()
+        if ticks <= 0:
+            raise BadOperation("time passes in positive ticks")
+        self._now += ticks
+        self._claims.advance(ticks)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def submit(self, request: RequestSpec) -> None:
+        self._check_open()
+        if request.request_id in self._ids:
+            raise BadOperation(f"request {request.request_id!r} was submitted already")
+        if not request.request_id:
+            raise BadOperation("a request needs an id")
+        if not request.tokens:
+            raise BadOperation("a request needs at least one token")
+        if request.max_new_tokens < 1:
+            raise BadOperation("a request generates at least one token")
+        made = self._driver.request(request, {ADMIT_REUSE: request.admit_reuse})
+        self._ids[request.request_id] = made.request_id
+        self._names[made.request_id] = request.request_id
+        self._driver.add(made)
+
+    def abort(self, request_id: str) -> None:
+        from vllm.v1.request import RequestStatus
+
+        self._check_open()
+        own_id = self._ids.get(request_id)
+        if own_id is None or own_id not in self._scheduler.requests:
+            raise BadOperation(f"no request {request_id!r} waits or runs")
+        self._scheduler.finish_requests(own_id, RequestStatus.FINISHED_ABORTED)
+
+    def step(self) -> None:
+        self._check_open()
+        self._driver.step()
+
+    # -- content -------------------------------------------------------------------------------
+
+    def reset(self) -> bool:
+        self._check_open()
+        return self._claims.reset()
+
+    def lose(self, tokens: tuple[int, ...], position: int, salt: str = "") -> bool:
+        self._check_open()
+        keys = self._claims.names.of_tokens(tokens, salt)
+        if not 0 <= position < len(keys):
+            raise BadOperation("the content has no full block at that position")
+        return self._claims.lose(keys[position], position)
+
+    def locate(self, tokens: tuple[int, ...], salt: str = "") -> tuple[int | None, ...]:
+        found = keys_found(self._claims.observer)
+        keys = self._claims.names.of_tokens(tokens, salt)
+        return tuple(found[key][0] if key in found else None for key in keys)
+
+    def fingerprint(self, blocks: tuple[int, ...]) -> tuple[int, ...]:
+        if not all(0 < b <= self.config.usable for b in blocks):
+            raise BadOperation("no such block")
+        return self._driver.fingerprint(blocks)
+
+    # -- what can be seen ----------------------------------------------------------------------
+
+    def observe(self) -> Observation:
+        claims = self._claims
+        return Observation(
+            usable=self.config.usable,
+            free=claims.queue_length(),
+            headroom=claims.book.headroom(),
+            claims={c: claims.book.view(claim) for c, claim in claims.book.claims.items()},
+            requests={r: self._view(r) for r in self._ids},
+            resident={key: blocks[0] for key, blocks in keys_found(claims.observer).items()},
+        )
+
+    def _view(self, request_id: str) -> RequestView:
+        own_id = self._ids[request_id]
+        blocks: tuple[int, ...] = ()
+        if own_id in self._scheduler.requests:
+            blocks = tuple(self._scheduler.kv_cache_manager.get_block_ids(own_id)[0])
+        return self._claims.requests.records[request_id].view(blocks)
+
+    def snapshot(self) -> PoolSnapshot:
+        return self._claims.observer.snapshot(self._claims.book.pins())
+
+    def events(self) -> tuple[Event, ...]:
+        return tuple(self._recorder.events)
+
+    def listen(self, listener: Callable[[PoolStep], None]) -> None:
+        self._claims.observer.listen(listener)
+
+    def close(self) -> None:
+        """End the trace and give the engine back."""
+        self._check_open()
+        self._open = False
+        self._recorder.emit("trace_closed", events=len(self._recorder.events))
+        self._driver.close()
+
+    def _clock(self) -> int:
+        """Logical time, the same in every run: time units, and within one a count of events."""
+        self._ticks += 1
+        return self._now * NANOSECONDS + self._ticks
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise BadOperation("the runtime is closed")
+
+
+def open_in_process(name: str, config: PoolConfig, run_id: str) -> VllmRuntime:
+    """A run on vLLM's scheduler and allocator alone: no weights, no forward pass."""
+    return VllmRuntime(name, config, run_id, SimulatedDriver(config))

@@ -1,0 +1,434 @@
+"""A vLLM scheduler that enforces claims, for `--scheduler-cls` and in process.
+
+Enforcement needs three grips, all on the live objects of vLLM:
+
+- pins are references taken with `BlockPool.touch`, so vLLM's own headroom shrinks by itself;
+- while a request allocates, the pool's free count leaves out the reserves that the request may
+  not draw on, so vLLM itself decides that it does not fit;
+- the waiting request that did not fit is judged by `spec.feasibility` (F4): it stays, or ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.request import RequestStatus
+
+from kvclaims.bridge.vllm.claims import ClaimBook
+from kvclaims.bridge.vllm.names import Names
+from kvclaims.bridge.vllm.observer import PoolObserver, Reactions
+from kvclaims.bridge.vllm.requests import Blocked, RequestLog, RequestRecord
+from kvclaims.spec.feasibility import Judgement, Situation, judge
+from kvclaims.spec.interface import BadOperation, ClaimAnswer, ClaimSpec
+from kvclaims.spec.telemetry import Recorder
+from kvclaims.spec.vocabulary import Cause, Outcome, Phase
+
+ADMIT_REUSE: Final = "kvclaims_admit_reuse"
+"""Key in `SamplingParams.extra_args` (`vllm_xargs` over HTTP): false is write no-admit (P4)."""
+
+SETTINGS: Final = "kvclaims"
+"""Key in vLLM's `additional_config` that puts claims into force: `{"defer_limit": 1}`."""
+
+POLICY: Final = "resident_claims"
+
+VERDICT: Final = "kvclaims"
+"""Key in the `kv_transfer_params` of a refused request's answer."""
+
+_WAITING: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+
+
+def admits_reuse(request: Any) -> bool:
+    """Whether what the request computes may be left for others."""
+    params = request.sampling_params
+    extra = (params.extra_args if params is not None else None) or {}
+    return bool(extra.get(ADMIT_REUSE, True))
+
+
+class ClaimEnforcer(Reactions):
+    """Claims on the pool of one live scheduler; `ClaimScheduling` calls it at the right moments."""
+
+    def __init__(
+        self,
+        scheduler: Any,
+        recorder: Recorder,
+        defer_limit: int,
+        alias: Callable[[str], str] = lambda request: request,
+    ) -> None:
+        self.scheduler = scheduler
+        self.recorder = recorder
+        self.alias = alias
+        manager = scheduler.kv_cache_manager
+        self.manager = manager
+        self.pool = manager.block_pool
+        self.block_size = manager.coordinator.single_type_managers[0].block_size
+        self.usable = self.pool.num_gpu_blocks - 1
+        self.names = Names(self.block_size)
+        self.observer = PoolObserver(manager, self.names, alias)
+        self.observer.reactions = self
+        self.book = ClaimBook(self, recorder)
+        self.requests = RequestLog(recorder, defer_limit)
+        self._withheld = 0
+        self._blocked: Blocked | None = None
+        self._fresh: dict[str, None] = {}
+        self._in_flight: deque[dict[str, None]] = deque()
+        self._unwritten: set[int] = set()
+        self._resetting = False
+        self._admitting: tuple[Any, int, int] | None = None
+        """The waiting request that allocates now, its hits, and the free blocks before."""
+        self._refused: list[tuple[Any, Judgement]] = []
+        self._grip()
+
+    def _grip(self) -> None:
+        """Wrap three methods of the live objects (on the instances)."""
+        count_free = self.pool.get_num_free_blocks
+        self.pool.get_num_free_blocks = lambda: count_free() - self._withheld
+        allocate = self.manager.allocate_slots
+        self.manager.allocate_slots = lambda *args, **kwargs: self._allocate(
+            allocate, *args, **kwargs
+        )
+        coordinator = self.manager.coordinator
+        cache_blocks = coordinator.cache_blocks
+        coordinator.cache_blocks = lambda request, *args, **kwargs: (
+            cache_blocks(request, *args, **kwargs) if admits_reuse(request) else None
+        )
+
+    # -- the pool as the claim book sees it ----------------------------------------------------
+
+    def lookup(self, key: str) -> int | None:
+        block = self.observer.lookup(key)
+        return None if block in self._unwritten else block
+
+    def is_visible(self, key: str) -> bool:
+        return self.observer.lookup(key) is not None
+
+    def ref(self, block: int) -> int:
+        return self.observer.ref(block)
+
+    def queue_length(self) -> int:
+        return self.observer.queue_length()
+
+    def pin(self, blocks: Iterable[int]) -> None:
+        self.observer.pin(blocks)
+
+    def unpin(self, blocks: Iterable[int]) -> None:
+        self.observer.unpin(blocks)
+
+    def tell(self, action: str, **args: Any) -> None:
+        self.observer.tell(action, **args)
+
+    # -- operations on claims ------------------------------------------------------------------
+
+    def declare(self, spec: ClaimSpec) -> ClaimAnswer:
+        keys = self.names.of_tokens(spec.tokens, spec.salt)
+        with self.observer.operation():
+            return self.book.declare(spec, keys)
+
+    def end_claim(self, claim_id: str, how: Phase) -> None:
+        with self.observer.operation():
+            self.book.end(claim_id, how)
+
+    def advance(self, ticks: int) -> None:
+        with self.observer.operation():
+            self.book.advance(ticks)
+
+    def reset(self) -> bool:
+        """vLLM's own reset of the prefix cache, told (B10)."""
+        self._resetting = True
+        succeeded = bool(self.scheduler.reset_prefix_cache())
+        self._tell_reset(succeeded)
+        return succeeded
+
+    def _tell_reset(self, succeeded: bool) -> None:
+        """Once, and before the losses that a reset means."""
+        if self._resetting:
+            self._resetting = False
+            self.recorder.emit("pool_reset", succeeded=succeeded)
+
+    def lose(self, key: str, position: int) -> bool:
+        """A fault takes every copy of a content; False if there is none."""
+        blocks = tuple(self.observer.where.get(key, ()))
+        if not blocks:
+            return False
+        for block in blocks:
+            self.recorder.emit(
+                "resident_block_lost",
+                prefix_id=key,
+                position=position,
+                block_id=block,
+                cause=Cause.FAULT.value,
+            )
+        self.pool.evict_blocks(set(blocks))
+        return True
+
+    # -- what the observer tells ---------------------------------------------------------------
+
+    def before_loss(self, lost: Mapping[int, str], request: str | None) -> None:
+        self._admit_first()
+        self._tell_reset(succeeded=True)
+        copies = {
+            key: [b for b in self.observer.where[key] if b not in lost] for key in lost.values()
+        }
+        self.book.expect_loss(lost, copies)
+        if request is None:
+            return
+        for block, key in lost.items():
+            self.recorder.emit(
+                "allocation_victim_selected",
+                request_id=request,
+                prefix_id=key,
+                block_id=block,
+                hash=key,
+                ref_count=0,
+                protected=False,
+                reason="cached_prefix_reuse",
+            )
+
+    def after_loss(self, lost: Mapping[int, str], request: str | None) -> None:
+        for block in lost:
+            self._unwritten.discard(block)
+        self.book.lost(lost, Cause.FAULT if request is None else Cause.OWN_CHOICE)
+
+    def drawn(self, claim: str, block: int) -> None:
+        self.book.lend(claim.rpartition("#")[0], block)
+
+    def freed(self, block: int) -> str | None:
+        return self.book.freed(block)
+
+    def registered(self, block: int, key: str) -> None:
+        self._fresh[key] = None
+        self._unwritten.add(block)
+
+    def ended(self, request: Any, blocks: int) -> None:
+        record = self._record(request)
+        status = request.status
+        if status == RequestStatus.RUNNING:
+            if record is not None:
+                self.requests.preempted(record, blocks)
+            return
+        self.names.forget_request(request.request_id)
+        if record is None or record.state == "finished":
+            return
+        if status == RequestStatus.FINISHED_ABORTED:
+            self.requests.aborted(record, blocks)
+        elif RequestStatus.is_finished(status):
+            full = request.num_computed_tokens // self.block_size
+            self.requests.finished(record, blocks, full - record.hit_blocks)
+
+    def _record(self, request: Any) -> RequestRecord | None:
+        """The record of a request that arrived under claims, with its prefix up to date."""
+        record = self.requests.records.get(self.alias(request.request_id))
+        if record is not None:
+            ids = self.names.of_request(request)
+            record.prefix_id = ids[-1] if ids else None
+        return record
+
+    # -- scheduling ----------------------------------------------------------------------------
+
+    def arrived(self, request: Any) -> None:
+        ids = self.names.of_request(request)
+        name = self.alias(request.request_id)
+        record = RequestRecord(name, admits_reuse(request), ids[-1] if ids else None)
+        self.requests.arrived(record, self._blocks(request.num_tokens))
+
+    def _blocks(self, tokens: int) -> int:
+        """How many blocks that many tokens take."""
+        return -(-tokens // int(self.block_size))
+
+    def _allocate(
+        self, allocate: Callable[..., Any], request: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        waiting = request.status in _WAITING
+        hits = _hits(args, kwargs)
+        held = len(self.observer.held.get(self.alias(request.request_id), ()))
+        draws = self._draws(request, held + len(hits))
+        free = self.queue_length()
+        if waiting:
+            self._admitting = (request, len(hits), free)
+        self._withheld = self.book.owed - len(draws)
+        self.observer.draws = {p: self.book.claims[c].name for p, c in draws.items()}
+        try:
+            blocks = allocate(request, *args, **kwargs)
+        finally:
+            self._withheld = 0
+            self.observer.draws = {}
+        if blocks is not None:
+            self._admit_first()
+        elif waiting:
+            self._blocked = self._judge(request, hits, draws, free)
+        self._admitting = None
+        return blocks
+
+    def _admit_first(self) -> None:
+        """The admission is told before the losses that it causes, once it is certain."""
+        if self._admitting is None:
+            return
+        request, hits, free = self._admitting
+        self._admitting = None
+        record = self._record(request)
+        if record is not None:
+            new = self._blocks(request.num_tokens) - hits
+            self.requests.admitted(record, hits, new, free)
+
+    def _draws(self, request: Any, first: int) -> dict[int, str]:
+        if self.book.owed <= 0 or not admits_reuse(request):
+            return {}
+        return self.book.draws(self.names.of_request(request), first)
+
+    def _judge(self, request: Any, hits: list[int], draws: dict[int, str], free: int) -> Blocked:
+        """Why the request did not fit: the whole of it counts, not the chunk that was tried."""
+        draws_on: dict[str, int] = {}
+        for claim in draws.values():
+            draws_on[claim] = draws_on.get(claim, 0) + 1
+        name = self.alias(request.request_id)
+        active = {r: frozenset(b) for r, b in self.observer.held.items() if r != name}
+        situation = Situation(
+            usable=self.usable,
+            promises=self.book.promises(),
+            active=active,
+            need=self._blocks(request.num_tokens) - len(hits),
+            holds=frozenset(hits),
+            draws_on=draws_on,
+        )
+        return Blocked(request, situation, judge(situation), free)
+
+    def scheduled(self) -> None:
+        """vLLM has scheduled a step: what it registered is in flight; act on a blocked request."""
+        self._in_flight.append(self._fresh)
+        self._fresh = {}
+        blocked, self._blocked = self._blocked, None
+        if blocked is not None:
+            self._settle(blocked)
+
+    def _settle(self, blocked: Blocked) -> None:
+        request, judgement = blocked.request, blocked.judgement
+        record = self._record(request)
+        if judgement.outcome is Outcome.SERVED or record is None:
+            return  # vLLM waits for a reason of its own (a watermark, an encoder cache)
+        if not self.requests.judged(record, blocked):
+            return
+        with self.observer.operation():
+            self._tell_verdict(record, blocked)
+            if record.state == "finished":
+                self._refused.append((request, judgement))
+                self.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
+
+    def _tell_verdict(self, record: RequestRecord, blocked: Blocked) -> None:
+        """The machine's `n` is what the request lacks of what its guard speaks of."""
+        situation, name = blocked.situation, record.request_id
+        if record.outcome is Outcome.DEFERRED:
+            queued = sum(self.observer.pool.blocks[b].ref_cnt == 0 for b in situation.holds)
+            self.tell("defer", r=name, n=situation.need + queued - blocked.drawn)
+        elif record.outcome is Outcome.REFUSED:
+            beyond = len(situation.holds - blocked.protected) + situation.need - blocked.drawn
+            self.tell("turn_away", r=name, n=beyond)
+        else:
+            self.tell("overflow", r=name, n=len(situation.holds) + situation.need)
+
+    def written(self) -> None:
+        """The oldest step in flight has ended: its KV is written, claims cover it (L7)."""
+        keys = self._in_flight.popleft() if self._in_flight else {}
+        keys.update(self._fresh)
+        self._fresh = {}
+        for key in keys:
+            self._unwritten.difference_update(self.observer.where.get(key, ()))
+        with self.observer.operation():
+            self.book.written(keys)
+
+    def answers(self, outputs: dict[int, Any]) -> dict[int, Any]:
+        """Add an answer for every request that was refused since the last step."""
+        refused, self._refused = self._refused, []
+        for request, judgement in refused:
+            output = EngineCoreOutput(
+                request_id=request.request_id,
+                new_token_ids=[],
+                finish_reason=request.get_finished_reason(),
+                kv_transfer_params={VERDICT: _verdict(judgement)},
+            )
+            known = outputs.get(request.client_index)
+            if known is None:
+                outputs[request.client_index] = EngineCoreOutputs(outputs=[output])
+            else:
+                known.outputs.append(output)
+        return outputs
+
+
+def _verdict(judgement: Judgement) -> dict[str, Any]:
+    return {
+        "outcome": judgement.outcome.value,
+        "shortfall": judgement.shortfall,
+        "missing_now": judgement.missing_now,
+        "blocking_claims": list(judgement.blocking_claims),
+    }
+
+
+def _hits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+    """The blocks that a call of `allocate_slots` adopts from the cache."""
+    blocks = kwargs.get("new_computed_blocks")
+    if blocks is None and len(args) > 2:
+        blocks = args[2]
+    if blocks is None:
+        return []
+    return [block.block_id for group in blocks.blocks for block in group if not block.is_null]
+
+
+class ClaimScheduling:
+    """Mixin over a vLLM scheduler.  Claims are in force once `enforce` was called, or from the
+    start where vLLM's `additional_config` has `{"kvclaims": {…}}`."""
+
+    enforcer: ClaimEnforcer | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        additional = getattr(self.vllm_config, "additional_config", None)  # type: ignore[attr-defined]
+        settings = additional.get(SETTINGS) if isinstance(additional, dict) else None
+        if settings is not None:
+            usable = self.kv_cache_manager.block_pool.num_gpu_blocks - 1  # type: ignore[attr-defined]
+            recorder = Recorder(
+                str(settings.get("run_id", "server")), POLICY, usable, time.monotonic_ns
+            )
+            self.enforce(recorder, int(settings.get("defer_limit", 1)))
+
+    def enforce(
+        self,
+        recorder: Recorder,
+        defer_limit: int = 1,
+        alias: Callable[[str], str] = lambda request: request,
+    ) -> ClaimEnforcer:
+        """Put claims into force on this scheduler, once."""
+        if self.enforcer is not None:
+            raise BadOperation("claims are in force on this scheduler already")
+        self.enforcer = ClaimEnforcer(self, recorder, defer_limit, alias)
+        return self.enforcer
+
+    def add_request(self, request: Any) -> None:
+        known = request.request_id in self.requests  # type: ignore[attr-defined]
+        super().add_request(request)  # type: ignore[misc]
+        if self.enforcer is not None and not known:
+            self.enforcer.arrived(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        if self.enforcer is not None:
+            self.enforcer.scheduled()
+        return output
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+        if self.enforcer is not None:
+            self.enforcer.written()
+            outputs = self.enforcer.answers(outputs)
+        return outputs
+
+
+class ClaimScheduler(ClaimScheduling, Scheduler):  # type: ignore[misc]
+    """vLLM's scheduler with claims."""
+
+
+class AsyncClaimScheduler(ClaimScheduling, AsyncScheduler):  # type: ignore[misc]
+    """vLLM's asynchronous scheduler with claims: content counts once its step was processed."""

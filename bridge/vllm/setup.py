@@ -1,0 +1,185 @@
+"""What a vLLM scheduler and its requests are made of, without weights and without a network."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any, Final
+
+QUIET: Final = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "CRITICAL",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "TQDM_DISABLE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Environment for an engine that asks no network and writes nothing but errors."""
+
+WHOLE: Final = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "VLLM_HOST_IP": "127.0.0.1",
+}
+"""Environment for a whole engine in this process."""
+
+VOCABULARY_SIZE: Final = 256
+
+MODEL: Final[dict[str, Any]] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": VOCABULARY_SIZE,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""A Llama small enough to be made up on the spot."""
+
+MOST_RUNNING: Final = 256
+"""Requests that may run at once: more than any program here submits."""
+
+
+def quieten(more: dict[str, str] | None = None) -> None:
+    """Set the environment before vLLM is imported; what the user has set stays."""
+    for name, value in {**QUIET, **(more or {})}.items():
+        os.environ.setdefault(name, value)
+    logger = logging.getLogger("vllm")
+    if not logger.handlers:  # without a handler, Python prints warnings by itself
+        logger.addHandler(logging.NullHandler())
+    # It tells that there is no Triton, which is so on purpose where there is no GPU.
+    logging.getLogger("torch._library.triton").addFilter(lambda _: False)
+
+
+@contextmanager
+def boot_noise() -> Iterator[None]:
+    """Keep what engines say while they boot off standard output, which belongs to `--json`."""
+    with redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+@contextmanager
+def model_folder(max_tokens: int) -> Iterator[str]:
+    """A folder with nothing but the model's configuration."""
+    with tempfile.TemporaryDirectory(prefix="kvclaims-model-") as folder:
+        config = {**MODEL, "max_position_embeddings": max_tokens}
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        yield folder
+
+
+def scheduler_config(max_tokens: int) -> Any:
+    """vLLM's configuration for one engine that prefills any prompt in one chunk."""
+    from vllm.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
+
+    with model_folder(max_tokens) as folder:
+        model = ModelConfig(
+            model=folder,
+            dtype="float32",
+            seed=0,
+            skip_tokenizer_init=True,
+            max_model_len=max_tokens,
+        )
+    return VllmConfig(
+        model_config=model,
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=MOST_RUNNING,
+            max_num_batched_tokens=max(max_tokens, MOST_RUNNING),
+            max_model_len=max_tokens,
+            enable_chunked_prefill=True,
+            async_scheduling=False,
+            is_encoder_decoder=False,
+        ),
+        cache_config=CacheConfig(block_size=16, enable_prefix_caching=True),
+        parallel_config=ParallelConfig(),
+    )
+
+
+def make_scheduler(scheduler_class: type, usable: int, block_size: int) -> Any:
+    """A scheduler with `usable` blocks for one full-attention layer."""
+    import torch
+    from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    config = scheduler_config((usable + 2) * block_size)
+    config.cache_config.block_size = block_size
+    config.cache_config.num_gpu_blocks = usable + 1
+    spec = FullAttentionSpec(
+        block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    register_all_kvcache_specs(config)
+    return scheduler_class(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=usable + 1,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        ),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=block_size,
+        log_stats=False,
+    )
+
+
+def block_hasher(block_size: int) -> Callable[[Any], list[bytes]]:
+    """vLLM's own chain of block hashes (sha256)."""
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+
+    init_none_hash(sha256)
+    hasher: Callable[[Any], list[bytes]] = get_request_block_hasher(block_size, sha256)
+    return hasher
+
+
+def make_request(
+    request_id: str,
+    tokens: tuple[int, ...],
+    max_new_tokens: int,
+    hasher: Callable[[Any], list[bytes]],
+    *,
+    salt: str = "",
+    only_token: int | None = None,
+    extra_args: dict[str, Any] | None = None,
+) -> Any:
+    """A request as the engine core takes it; `only_token` is the one token it may generate."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    params = SamplingParams(
+        max_tokens=max_new_tokens,
+        temperature=0.0,
+        ignore_eos=True,
+        detokenize=False,
+        allowed_token_ids=None if only_token is None else [only_token],
+        extra_args=extra_args,
+    )
+    params.update_from_generation_config({}, MODEL["eos_token_id"])
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=list(tokens),
+        sampling_params=params,
+        pooling_params=None,
+        cache_salt=salt or None,
+        block_hasher=hasher,
+    )

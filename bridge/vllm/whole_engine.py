@@ -1,0 +1,121 @@
+"""A whole vLLM on the CPU: scheduler, worker, model runner and real KV tensors.
+
+The engine boots once in a process; each run puts a fresh scheduler with claims, with a pool of
+the size asked for, into the live engine core.  The KV tensors stay, larger than any pool.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import lru_cache
+from itertools import count
+from typing import Any, Final
+
+from kvclaims.bridge.fingerprint import fingerprints
+from kvclaims.bridge.vllm import setup
+from kvclaims.bridge.vllm.runtime import VllmRuntime
+from kvclaims.bridge.vllm.scheduler import ClaimScheduler
+from kvclaims.spec.content import GENERATED_TOKEN
+from kvclaims.spec.interface import BadOperation, PoolConfig, RequestSpec
+
+BLOCK_SIZE: Final = 32
+"""CPU attention wants a multiple of 32."""
+
+MOST_USABLE: Final = 256
+"""The largest pool that a run may ask for."""
+
+_runs: Final = count(1)
+
+
+@lru_cache(maxsize=1)
+def booted() -> Any:
+    """The one engine of this process; it stays, for its end would take torch's groups along."""
+    most_tokens = (MOST_USABLE + 2) * BLOCK_SIZE
+    with setup.boot_noise(), setup.model_folder(most_tokens) as folder:
+        from vllm import LLM
+
+        return LLM(
+            model=folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            dtype="float32",
+            seed=0,
+            block_size=BLOCK_SIZE,
+            num_gpu_blocks_override=MOST_USABLE + 3,
+            max_model_len=most_tokens,
+            max_num_batched_tokens=most_tokens,
+            max_num_seqs=setup.MOST_RUNNING,
+            enable_prefix_caching=True,
+            async_scheduling=False,
+            disable_log_stats=True,
+        )
+
+
+class WholeDriver:
+    """One run inside the live engine core."""
+
+    def __init__(self, config: PoolConfig) -> None:
+        if config.block_size != BLOCK_SIZE:
+            raise BadOperation(f"this engine has blocks of {BLOCK_SIZE} tokens")
+        if config.usable > MOST_USABLE:
+            raise BadOperation(f"this engine has at most {MOST_USABLE} usable blocks")
+        self._core = booted().llm_engine.engine_core.engine_core
+        self._run = next(_runs)
+        self.scheduler = _fresh_scheduler(self._core, config.usable)
+        self._core.scheduler = self.scheduler
+
+    def request(self, spec: RequestSpec, extra_args: dict[str, Any]) -> Any:
+        return setup.make_request(
+            f"{self._run}:{spec.request_id}",  # the model runner remembers ids over runs
+            spec.tokens,
+            spec.max_new_tokens,
+            self._core.request_block_hasher,
+            salt=spec.salt,
+            only_token=GENERATED_TOKEN,
+            extra_args=extra_args,
+        )
+
+    def add(self, request: Any) -> None:
+        self._check_current()
+        self._core.add_request(request)
+
+    def step(self) -> None:
+        self._check_current()
+        self._core.step_fn()
+
+    def fingerprint(self, blocks: tuple[int, ...]) -> tuple[int, ...]:
+        worker = self._core.model_executor.driver_worker.worker
+        return fingerprints(worker.model_runner.kv_caches, blocks)
+
+    def close(self) -> None:
+        """Leave the engine idle: every request of this run ends and the worker hears of it."""
+        from vllm.v1.request import RequestStatus
+
+        if self._core.scheduler is self.scheduler:
+            self.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+
+    def _check_current(self) -> None:
+        if self._core.scheduler is not self.scheduler:
+            raise BadOperation("another run has taken over the engine")
+
+
+def _fresh_scheduler(core: Any, usable: int) -> Any:
+    """A scheduler with claims for this core; it tells the worker what the last one left behind."""
+    last = core.scheduler
+    cache_config = dataclasses.replace(last.kv_cache_config, num_blocks=usable + 1)
+    core.vllm_config.cache_config.num_gpu_blocks = usable + 1
+    scheduler = ClaimScheduler(
+        vllm_config=core.vllm_config,
+        kv_cache_config=cache_config,
+        structured_output_manager=core.structured_output_manager,
+        block_size=BLOCK_SIZE,
+        log_stats=False,
+    )
+    scheduler.finished_req_ids = set(last.finished_req_ids) | set(last.requests)
+    return scheduler
+
+
+def open_whole(name: str, config: PoolConfig, run_id: str) -> VllmRuntime:
+    """A run on the whole engine; it takes the engine over from the run before."""
+    return VllmRuntime(name, config, run_id, WholeDriver(config))
