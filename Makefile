@@ -33,4 +33,4 @@ format: setup ## format the code
 	@$(BIN)/ruff format .
 
 clean: ## remove the environment and everything that was built
-	rm -rf .venv build dist gate kvclaims.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist gate counterexamples kvclaims.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

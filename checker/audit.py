@@ -33,15 +33,17 @@ from kvclaims.spec.vocabulary import (
 
 @dataclass(frozen=True)
 class Violation:
-    """A broken rule, with the run and the sequence number of the event that shows it."""
+    """A broken rule, with the event (run and sequence number) or allocator step that shows it."""
 
     rule: str
     message: str
     run_id: str = ""
     seq: int | None = None
+    step: str = ""
 
     def __str__(self) -> str:
         where = f" (run {self.run_id}, event {self.seq})" if self.seq is not None else ""
+        where += f" (at {self.step})" if self.step else ""
         return f"{self.rule} {RULES[self.rule].meaning}: {self.message}{where}"
 
     def to_json(self) -> dict[str, Any]:
@@ -51,6 +53,7 @@ class Violation:
             "message": self.message,
             "run_id": self.run_id,
             "seq": self.seq,
+            "step": self.step or None,
         }
 
 

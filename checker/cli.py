@@ -288,18 +288,30 @@ def litmus(
 @click.option("--steps", type=click.IntRange(min=1), help="Operations to do.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Time to spend.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("counterexamples"),
+    show_default=True,
+    help="Folder for a counterexample.",
+)
 @_checks
 @_engine_path
 def fuzz(
-    engine: str, steps: int | None, seconds: float | None, seed: int, progress: Progress
+    engine: str,
+    steps: int | None,
+    seconds: float | None,
+    seed: int,
+    output: Path,
+    progress: Progress,
 ) -> Report:
-    """Drive an engine with random operations, watched by the monitor."""
+    """Drive an engine with random operations, each judged by all there is to judge by."""
     from kvclaims.checker import fuzz as fuzzer
 
     if steps is not None and seconds is not None:
         raise click.UsageError("give --steps or --seconds, not both")
     found, _ = engines.ready(engine)
-    return fuzzer.fuzz(found, steps=steps, seconds=seconds, seed=seed, progress=progress)
+    return fuzzer.fuzz(found, steps, seconds, seed, progress, output)
 
 
 @commands.command()

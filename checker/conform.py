@@ -17,7 +17,7 @@ from kvclaims.checker.engines import find
 from kvclaims.checker.finite import Compiled, Instance, State, compile_instance
 from kvclaims.checker.instances import PINNED
 from kvclaims.checker.verdicts import Progress, worst
-from kvclaims.spec import pool
+from kvclaims.spec import claims, pool
 from kvclaims.spec.interface import NotExposed, Stepper
 from kvclaims.spec.language import BOOL, NUMERIC, Sort, Symbol
 from kvclaims.spec.vocabulary import Outcome, Phase, Verdict
@@ -165,10 +165,8 @@ class _Replay:
         self.states = self.edges = self.refused = 0
         self.parent: dict[State, tuple[State, int] | None] = {}
         self._args = [self._arguments(number) for number in range(len(compiled.actions))]
-        self._slots = [
-            (symbol, tuple(map(self._name, symbol.domain, args)))
-            for symbol, args in compiled.slots
-        ]
+        self._slots = [self._slot(symbol, args) for symbol, args in compiled.slots]
+        self._forms = [(symbol.name, symbol.range == BOOL) for symbol in COMPARED]
 
     def run(self, engine: Steppable) -> Difference | None:
         (initial,) = self.compiled.initial
@@ -232,34 +230,32 @@ class _Replay:
     def _expected(self, state: State) -> dict[str, Any]:
         """The machine's state in the form of `Stepper.state`: relations as sets of places,
         functions as dictionaries, the free counter as a number."""
-        whole: dict[str, Any] = {
-            symbol.name: set() if symbol.range == BOOL else {} for symbol in COMPARED
-        }
-        for (symbol, place), number in zip(self._slots, state, strict=True):
-            here = place[0] if len(place) == 1 else place
-            if symbol.range == BOOL:
+        whole: dict[str, Any] = {name: set() if sets else {} for name, sets in self._forms}
+        for (name, place, values), number in zip(self._slots, state, strict=True):
+            if values is None:
                 if number:
-                    whole[symbol.name].add(here)
-            elif not place:
-                whole[symbol.name] = number
+                    whole[name].add(place)
+            elif place == ():
+                whole[name] = number
             else:
-                whole[symbol.name][here] = self._value(symbol, number)
+                whole[name][place] = values[number] if values else number
         return whole
 
-    @staticmethod
-    def _value(symbol: Symbol, number: int) -> Any:
-        if symbol.range == pool.PHASE:
-            return Phase(symbol.range.values[number])
-        if symbol.range == pool.OUTCOME:
-            return Outcome(symbol.range.values[number])
-        return number
+    def _slot(self, symbol: Symbol, args: tuple[int, ...]) -> tuple[str, Any, Any]:
+        """Name, place and values of a slot: None for a relation, empty for a counter."""
+        names = tuple(map(self._name, symbol.domain, args))
+        meant = {claims.PHASE: Phase, pool.OUTCOME: Outcome}.get(symbol.range)
+        values: Any = None if symbol.range == BOOL else ()
+        if meant:
+            values = tuple(meant(value) for value in symbol.range.values)
+        return symbol.name, names[0] if len(names) == 1 else names, values
 
     def _open(self, engine: Steppable) -> Stepper:
         rigid, sizes = self.instance.rigid, self.instance.sizes
         null = tuple(place[0] for place, flag in rigid["null"].items() if flag)
         return engine.stepper(
             tuple(b for b in range(sizes["Block"]) if b not in null),
-            {self._name(pool.CLAIM, i): bool(flag) for (i,), flag in rigid["hard"].items()},
+            {self._name(claims.CLAIM, i): bool(flag) for (i,), flag in rigid["hard"].items()},
             {
                 self._name(pool.REQUEST, i): bool(flag)
                 for (i,), flag in rigid["admit_reuse"].items()
@@ -274,11 +270,7 @@ class _Replay:
         action = self.compiled.actions[number]
         params = self.instance.machine.action(action.name).params
         return {
-            p.name: bool(v)
-            if p.sort == BOOL
-            else v
-            if p.sort in NUMERIC
-            else self._name(p.sort, v)
+            p.name: bool(v) if p.sort == BOOL else v if p.sort in NUMERIC else self._name(p.sort, v)
             for p, v in zip(params, action.args, strict=True)
         }
 

@@ -16,7 +16,7 @@ from kvclaims.checker import engines
 from kvclaims.spec.interface import EngineMissing
 from kvclaims.spec.vocabulary import Verdict
 
-NEEDED: Final = ("z3-solver", "hypothesis", "networkx", "numpy", "click", "rich", "jinja2")
+NEEDED: Final = ("z3-solver", "hypothesis", "networkx", "pydot", "click", "rich", "jinja2")
 INSTALL: Final = "pip install "
 
 

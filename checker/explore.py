@@ -266,5 +266,7 @@ def export(compiled: Compiled, form: str, path: Path) -> None:
     else:
         bare = nx.MultiDiGraph()
         bare.add_nodes_from(graph)
-        bare.add_edges_from((u, v, {"label": d["label"]}) for u, v, d in graph.edges(data=True))
+        bare.add_edges_from(
+            (u, v, {"label": f'"{d["label"]}"'}) for u, v, d in graph.edges(data=True)
+        )
         path.write_text(nx.nx_pydot.to_pydot(bare).to_string(), encoding="utf-8")

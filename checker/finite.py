@@ -97,8 +97,9 @@ class Compiled:
     """The compiled instance.
 
     `successors(s)` lists `(index of the ground action, next state)` for every step that changes
-    the state, `enabled(s)` the ground actions whose guards hold; `broken(s)` lists the invariants that fail in s, by index; `misstep(i, s, t)` the
-    step properties that the step s → t by ground action i breaks.
+    the state, `enabled(s)` the ground actions whose guards hold; `broken(s)` lists the
+    invariants that fail in s, by index; `misstep(i, s, t)` the step properties that the step
+    s → t by ground action i breaks.
     """
 
     instance: Instance
@@ -229,7 +230,7 @@ class _Compiler:
 
     def _unpack(self, prefix: str, source: str) -> str:
         names = "".join(f"{prefix}{i}, " for i in range(len(self.slots)))
-        return f"({names}) = {source}"
+        return f"[{names}] = {source}"
 
     def _successor_body(self, grounds: Sequence[tuple[Action, Ground]]) -> list[str]:
         lines = [self._unpack("v", "s"), "out = []"]
@@ -242,7 +243,7 @@ class _Compiler:
                 continue
             parts = [str(changes.get(i, f"v{i}")) for i in range(len(self.slots))]
             lines.append(f"if {guard}:")
-            lines.append(f"    t = ({', '.join(parts)},)")
+            lines.append(f"    t = {_tuple(parts)}")
             limits = self._within(changes)
             lines.append(f"    if t != s{limits}: out.append(({number}, t))")
         lines.append("return out")
@@ -338,9 +339,7 @@ class _Compiler:
         )
         changes = self._changes(self.machine.init, {})
         parts = [str(changes.get(i, f"v{i}")) for i in range(len(self.slots))]
-        start = self._define(
-            "start", "s", [self._unpack("v", "s"), f"return ({', '.join(parts)},)"]
-        )
+        start = self._define("start", "s", [self._unpack("v", "s"), f"return {_tuple(parts)}"])
         for values in product(*domains):
             blank = [0] * len(self.slots)
             for i, number in zip(rigid, values, strict=True):
@@ -348,6 +347,10 @@ class _Compiler:
             state: State = start(tuple(blank))
             if axioms(state):
                 yield state
+
+
+def _tuple(parts: Sequence[str]) -> str:
+    return f"({''.join(part + ', ' for part in parts)})"
 
 
 def _sum(parts: Iterator[Code]) -> Code:

@@ -33,7 +33,10 @@ TIME_LIMIT_S: Final = 900
 """A part that takes longer is ended and reported as UNKNOWN."""
 
 OWN_PARTS: Final = ("prove", "explore", "conform", "twins")
-"""The parts that need no engine but the reference."""
+"""The parts that need no engine but the reference, in the order of the table."""
+
+LONGEST_FIRST: Final = ("twins", "conform", "prove", "explore")
+"""The same in the order of their start, so that no long one is left to the end."""
 
 _TITLES: Final = {"prove": "proofs", "explore": "exploration", "conform": "conformance"}
 
@@ -47,6 +50,7 @@ _COUNTED: Final = {
     "operations": "operation",
     "steps": "step",
     "events": "event",
+    "monitored_steps": "monitored step",
 }
 """Fields of a command's JSON that say what it did, with the word for one of them."""
 
@@ -87,7 +91,7 @@ class Part:
     def violations(self) -> list[dict[str, Any]]:
         """Every broken rule, in one shape for all commands."""
         found = [*self.data.get("violations", ()), *self.data.get("counterexamples", ())]
-        if self.verdict is Verdict.VIOLATED and not found:
+        if self.verdict is Verdict.VIOLATED and not found and "findings" not in self.data:
             found.append({"rule": "B9", "message": self.error or f"{self.name} was violated"})
         return [
             {
@@ -247,19 +251,27 @@ def _run_all(
     progress: Progress,
 ) -> tuple[Part, ...]:
     """The parts in the order of the table, two processes at a time, long ones started first."""
-    jobs: dict[str, Callable[[], list[Part]]] = {
-        "prove": lambda: [_run("prove", None, [], progress)],
-        **{
-            f"engine {name}": _engine_job(name, traces[name], fuzz_seconds, seed, progress)
-            for name in reversed(names)
-        },
-        **{part: _own_job(part, progress) for part in OWN_PARTS[1:]},
+    own = {part: _own_job(part, progress) for part in LONGEST_FIRST}
+    of_engines = {
+        f"engine {name}": _engine_job(name, traces[name], fuzz_seconds, seed, progress)
+        for name in reversed(names)
     }
+    jobs = {**own, **of_engines}
     with ThreadPoolExecutor(WORKERS) as pool:
         futures = {key: pool.submit(job) for key, job in jobs.items()}
         done = {key: future.result() for key, future in futures.items()}
     order = [*OWN_PARTS, *(f"engine {name}" for name in names)]
-    return tuple(part for key in order for part in done[key])
+    parts = [part for key in order for part in done[key]]
+    return (*parts, _monitor(parts))
+
+
+def _monitor(parts: Sequence[Part]) -> Part:
+    """What the monitor judged beside the engines' runs; its findings stand with those."""
+    steps = sum(_amount(part.data.get("monitored_steps")) or 0 for part in parts)
+    found = sum(bool(violation.get("step")) for part in parts for violation in part.violations)
+    verdict = Verdict.HOLDS if steps else Verdict.VACUOUS
+    data = {"monitored_steps": steps, "findings": found}
+    return Part("monitor", None, Verdict.VIOLATED if found else verdict, 0.0, data)
 
 
 def _own_job(command: str, progress: Progress) -> Callable[[], list[Part]]:
@@ -276,6 +288,7 @@ def _engine_job(
         if programs.missing:
             return [programs]
         options = ["--seconds", f"{fuzz_seconds:.3f}", "--seed", str(seed)]
+        options += ["--output", str(trace.parent)]
         return [programs, _run("fuzz", name, options, progress)]
 
     return job
@@ -299,6 +312,7 @@ def _run(command: str, engine: str | None, options: list[str], progress: Progres
         error = f"took longer than {TIME_LIMIT_S} s"
         return Part(command, engine, Verdict.UNKNOWN, TIME_LIMIT_S, {}, error=error)
     seconds = time.monotonic() - started
+    progress(f"{' '.join(filter(None, (command, engine)))} took {seconds:.0f} s")
     data = _result(ended.stdout)
     if data is None:
         verdict = Verdict.VIOLATED if engine else Verdict.UNKNOWN

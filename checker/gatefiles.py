@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from kvclaims.checker.counterexample import FORMAT
 from kvclaims.checker.engines import PATH_VARIABLE
 from kvclaims.spec.interface import BadOperation
 from kvclaims.spec.vocabulary import RULES, Verdict
@@ -66,7 +67,22 @@ def _write_counterexamples(report: GateReport, folder: Path) -> None:
             if written.is_file():
                 shutil.copyfile(written, target)
             else:
-                target.write_text(json.dumps(violation, indent=1), encoding="utf-8")
+                told = _replayable(part, violation) if "pool" in violation else violation
+                target.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def _replayable(part: Part, violation: Mapping[str, Any]) -> dict[str, Any]:
+    """A litmus violation in the form that `kvclaims replay` reads; marks are litmus' own."""
+    return {
+        "format": FORMAT,
+        "engine": part.engine,
+        "rule": violation["rule"],
+        "message": violation["message"],
+        "seed": None,
+        "fault": None,
+        "pool": violation["pool"],
+        "operations": [o for o in violation["operations"] if o["op"] != "mark"],
+    }
 
 
 def html(report: GateReport) -> str:

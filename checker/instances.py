@@ -28,7 +28,7 @@ def claims(claims: int = 1, generations: int = 2, duration: int = 2) -> Instance
     return Instance(
         CLAIMS,
         {"Claim": claims},
-        numbers=range(0, duration + 1),
+        numbers=range(duration + 1),
         limits={"generation": generations, "left": duration},
     )
 
@@ -44,7 +44,7 @@ def pool(
     return Instance(
         POOL,
         {"Claim": len(hard), "Request": len(admit_reuse), "Block": blocks + 1, "Key": keys},
-        numbers=range(0, blocks + 2),
+        numbers=range(blocks + 2),
         rigid={
             "null": {(i,): int(i == 0) for i in range(blocks + 1)},
             "hard": {(i,): flag for i, flag in enumerate(hard)},
@@ -103,7 +103,8 @@ def instance(name: str, settings: Mapping[str, str]) -> Instance:
     if not settings:
         return PINNED[name]()
     if name not in _BUILDERS:
-        raise BadOperation(f"{name} takes no settings; set them on {name.split('/')[0]}")
+        whole = name.split("/", maxsplit=1)[0]
+        raise BadOperation(f"{name} takes no settings; set them on {whole}")
     known = _SETTINGS[name]
     values: dict[str, int | tuple[int, ...]] = {}
     for setting, text in settings.items():

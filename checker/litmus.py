@@ -52,6 +52,7 @@ class CaseResult:
 
     case: str
     usable: int
+    block_size: int
     expected: Mapping[str, Any]
     observed: Mapping[str, Any]
     problems: tuple[Violation, ...]
@@ -103,6 +104,11 @@ class ProgramResult:
                 {
                     **problem.to_json(),
                     "case": case.case,
+                    "pool": {
+                        "usable": case.usable,
+                        "block_size": case.block_size,
+                        "defer_limit": self.program.defer_limit,
+                    },
                     "operations": [operation.to_json() for operation in case.operations],
                 }
                 for case, problem in self.problems
@@ -195,6 +201,7 @@ def run_case(engine: Engine, program: Program, case: Case) -> CaseResult:
     return CaseResult(
         case=case.name,
         usable=case.usable,
+        block_size=block_size(engine),
         expected=case.expect,
         observed=run.observed,
         problems=tuple(problems),
@@ -344,7 +351,7 @@ class _Run:
         """The monitor's findings, the trace, its fold against the runtime, every number."""
         if self.monitor is not None:
             for found in self.monitor.violations:
-                yield Violation(found.rule, f"{found.message}, at {found.step}")
+                yield Violation(found.rule, found.message, step=found.step)
         lines = [event.to_json() for event in self.events]
         try:
             (events,) = read_runs(lines)
@@ -438,6 +445,7 @@ def _fold_case(engine: Engine, program: Program) -> tuple[CaseResult, ...]:
         CaseResult(
             case="",
             usable=run.usable,
+            block_size=run.block_size,
             expected=expected,
             observed=observed,
             problems=tuple(problems),

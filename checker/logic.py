@@ -127,7 +127,7 @@ class Logic:
             env, here = dict(params), []
             for target, arg in zip(update.target.args, args, strict=True):
                 if target in update.over:
-                    env[target] = arg  # type: ignore[index]
+                    env[target] = arg
                 else:
                     here.append(params[target] == arg)  # type: ignore[index]
             value = self.term(update.value, env)
@@ -290,13 +290,8 @@ class _Ghosts:
         for i, partition in enumerate(self.logic.machine.partitions):
             totals = (partition.whole, *partition.parts)
             values = [self.logic.term(t, {}, side) for t in totals]
-            w = self.logic.constant(
-                f"w_{side.name}_{len(values)}_{hash(partition)}", totals[0].var.sort
-            )  # type: ignore[attr-defined]  # noqa: E501
-            at = [
-                self.logic.term(t.body, {t.var: w}, side)  # type: ignore[attr-defined]
-                for t in totals
-            ]
+            w = self.logic.constant(f"apart{i}_{side.name}", partition.whole.var.sort)
+            at = [self.logic.term(t.body, {t.var: w}, side) for t in totals]
             yield z3.Or(values[0] == z3.Sum(values[1:]), at[0] != z3.Sum(at[1:]))
 
     def _sum_facts(self, ghost: _Ghost, side: Side) -> Iterator[z3.ExprRef]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvclaims.spec import pool
+from kvclaims.spec import claims, pool
 from kvclaims.spec.interface import BlockFacts, PoolSnapshot, PoolStep
 from kvclaims.spec.language import (
     BOOL,
@@ -145,10 +145,7 @@ class Compiler:
 
         def some(env: Env) -> bool:
             inner = dict(env)
-            for inner[var] in source(env):  # noqa: B020 - the loop binds the variable
-                if holds(inner):
-                    return True
-            return False
+            return any(holds(inner) for inner[var] in source(env))
 
         return some
 
@@ -166,7 +163,7 @@ class Compiler:
 
         def total(env: Env) -> int:
             inner, found = dict(env), 0
-            for inner[var] in source(env):  # noqa: B020 - the loop binds the variable
+            for inner[var] in source(env):
                 found += value(inner)
             return found
 
@@ -290,7 +287,7 @@ class Monitor:
 
     def introduce(self, sort: Sort, element: str, flag: bool) -> None:
         """Say of a claim whether it is hard, of a request whether it admits reuse."""
-        symbol = pool.hard if sort == pool.CLAIM else pool.admit_reuse
+        symbol = claims.hard if sort == claims.CLAIM else pool.admit_reuse
         self.shadow.meet(sort, element)
         self.shadow.set(symbol, (element,), flag)
 
@@ -313,11 +310,9 @@ class Monitor:
         self._audit_queue(snapshot)
         for block, facts in snapshot.facts.items():
             self._compare_block("deep audit", block, facts)
-        holders = {
-            (request, block) for request, held in snapshot.holders.items() for block in held
-        }
+        holders = {(request, block) for request, held in snapshot.holders.items() for block in held}
         self._same("B2", "holders", holders, set(self.shadow.values[pool.held]))
-        hard = self.shadow.values[pool.hard]
+        hard = self.shadow.values[claims.hard]
         pins = {place for place in self.shadow.values[pool.covers] if (place[0],) in hard}
         named = {(claim, block) for claim, held in snapshot.pins.items() for block in held}
         self._same("B2", "pins", named, pins)
@@ -336,9 +331,7 @@ class Monitor:
         guards = tuple((g, self._compiler.term(g.condition)) for g in action.guards)
         return _Step(action, guards, tuple(self._update(u) for u in action.updates))
 
-    def _update(
-        self, update: Update
-    ) -> Callable[[Env], Iterable[tuple[Symbol, Place, Any]]]:
+    def _update(self, update: Update) -> Callable[[Env], Iterable[tuple[Symbol, Place, Any]]]:
         symbol, value = update.target.symbol, self._compiler.term(update.value)
         places: list[Var] = [a for a in update.target.args if isinstance(a, Var)]
 
@@ -352,7 +345,7 @@ class Monitor:
 
         def bulk(env: Env) -> Iterable[tuple[Symbol, Place, Any]]:
             inner = dict(env)
-            for inner[var] in source(env):  # noqa: B020 - the loop binds the variable
+            for inner[var] in source(env):
                 yield symbol, tuple(inner[v] for v in places), value(inner)
 
         return bulk
@@ -440,5 +433,3 @@ def _show(step: PoolStep) -> str:
 
 def _plain(value: Any) -> Any:
     return sorted(value, key=str) if isinstance(value, set | frozenset) else value
-
-

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import z3
 
+from kvclaims.checker.ground import Gap, find_gap
 from kvclaims.checker.instances import MACHINES
 from kvclaims.checker.logic import BEFORE, Logic, Side
 from kvclaims.checker.verdicts import Progress, worst
@@ -23,21 +24,6 @@ from kvclaims.spec.vocabulary import RULES, Verdict
 TIMEOUT_MS: Final = 20_000
 QUICK_MS: Final = 500
 INITIALLY: Final = "initially"
-
-
-@dataclass(frozen=True)
-class Gap:
-    """A counterexample to induction: a state that satisfies every invariant, and a step from
-    it that breaks one.  The first state need not be reachable."""
-
-    action: str
-    before: Mapping[str, str]
-    after: Mapping[str, str]
-
-    def lines(self) -> Iterator[str]:
-        yield f"    before: {', '.join(f'{k} = {v}' for k, v in self.before.items())}"
-        changed = {k: v for k, v in self.after.items() if self.before.get(k) != v}
-        yield f"    after {self.action}: {', '.join(f'{k} = {v}' for k, v in changed.items())}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +90,8 @@ class ProofReport:
             if obligation.verdict is not Verdict.PROVED:
                 yield (
                     f"{obligation.verdict}: {obligation.rule} {obligation.name!r} of "
-                    f"{obligation.machine} under {obligation.action}: {RULES[obligation.rule].meaning}"
+                    f"{obligation.machine} under {obligation.action}: "
+                    + RULES[obligation.rule].meaning
                     + (f" ({obligation.reason})" if obligation.reason else "")
                 )
                 if obligation.gap:
@@ -115,10 +102,13 @@ class ProofReport:
 class Prover:
     """The obligations of one machine."""
 
-    def __init__(self, machine: Machine, timeout_ms: int = TIMEOUT_MS) -> None:
+    def __init__(
+        self, machine: Machine, timeout_ms: int = TIMEOUT_MS, quick_ms: int = QUICK_MS
+    ) -> None:
         self.machine = machine
         self.logic = Logic(machine)
         self.timeout_ms = timeout_ms
+        self.quick_ms = min(quick_ms, timeout_ms)
         self._settings: dict[str, _Setting] = {}
 
     def initially(self, prop: Property) -> Obligation:
@@ -154,31 +144,36 @@ class Prover:
             if prop.of_steps
             else self.logic.term(prop.formula, setting.env, setting.side)
         )
-        # Most properties need no fact about sums, and are quick without; only a proof counts.
-        solver, answer = self._ask([*setting.given, z3.Not(wanted)], QUICK_MS)
-        if answer != z3.unsat:
-            solver, answer = self._ask(
-                [*setting.given, *setting.facts, z3.Not(wanted)], self.timeout_ms
-            )
-        verdict, gap, reason = Verdict.PROVED, None, ""
-        if answer == z3.sat:
-            verdict = Verdict.NOT_INDUCTIVE
-            gap = _gap(self.logic, solver.model(), setting.name, setting.side)
-        elif answer == z3.unknown:
-            verdict, reason = Verdict.UNKNOWN, solver.reason_unknown()
+        verdict, gap, reason = self._decide(prop, setting, z3.Not(wanted))
         seconds = time.perf_counter() - start
         return Obligation(
             self.machine.name, prop.rule, prop.name, setting.name, verdict, seconds, gap, reason
         )
 
+    def _decide(
+        self, prop: Property, setting: _Setting, refuted: z3.ExprRef
+    ) -> tuple[Verdict, Gap | None, str]:
+        """Quickly without the facts about sums, which most proofs do not need; then a search
+        for a small counterexample; then with the facts.  Of the proofs only `unsat` counts."""
+        answer, _ = self._ask([*setting.given, refuted], self.quick_ms)
+        if answer == z3.unsat:
+            return Verdict.PROVED, None, ""
+        action = None if setting.name == INITIALLY else self.machine.action(setting.name)
+        if gap := find_gap(self.machine, prop, action):
+            return Verdict.NOT_INDUCTIVE, gap, ""
+        answer, reason = self._ask([*setting.given, *setting.facts, refuted], self.timeout_ms)
+        if answer == z3.unsat:
+            return Verdict.PROVED, None, ""
+        if answer == z3.sat:
+            reason = "the facts about sums do not decide it, and no small state refutes it"
+        return Verdict.UNKNOWN, None, reason
 
-    def _ask(
-        self, assertions: list[z3.ExprRef], timeout_ms: int
-    ) -> tuple[z3.Solver, z3.CheckSatResult]:
+    def _ask(self, assertions: list[z3.ExprRef], timeout_ms: int) -> tuple[z3.CheckSatResult, str]:
         solver = z3.Solver(ctx=self.logic.context)
         solver.set("timeout", timeout_ms)
         solver.add(*assertions)
-        return solver, solver.check()
+        answer = solver.check()
+        return answer, solver.reason_unknown() if answer == z3.unknown else ""
 
 
 @dataclass(frozen=True)
@@ -205,9 +200,16 @@ def obligations(machine: Machine, rule: str | None = None) -> Iterator[tuple[Pro
 
 
 def prove(
-    rule: str | None = None, machine: str | None = None, progress: Progress | None = None
+    rule: str | None = None,
+    machine: str | None = None,
+    progress: Progress | None = None,
+    timeout_ms: int = TIMEOUT_MS,
 ) -> ProofReport:
-    """Discharge every obligation of a rule and machine, or of all.  Raises BadOperation."""
+    """Discharge every obligation of a rule and machine, or of all.
+
+    An obligation that takes the solver longer than `timeout_ms` is UNKNOWN.  Raises
+    BadOperation for an unknown rule or machine.
+    """
     if rule is not None and rule not in RULES:
         raise BadOperation(f"unknown rule {rule!r} (known: {', '.join(RULES)})")
     if machine is not None and machine not in MACHINES:
@@ -217,16 +219,19 @@ def prove(
     for name, declared in MACHINES.items():
         if machine not in (None, name):
             continue
-        done += prove_machine(declared, rule, progress)
+        done += prove_machine(declared, rule, progress, timeout_ms)
     if rule is not None and not done:
         raise BadOperation(f"no machine states rule {rule} yet")
     return ProofReport(tuple(done), time.perf_counter() - start)
 
 
 def prove_machine(
-    machine: Machine, rule: str | None = None, progress: Progress | None = None
+    machine: Machine,
+    rule: str | None = None,
+    progress: Progress | None = None,
+    timeout_ms: int = TIMEOUT_MS,
 ) -> list[Obligation]:
-    prover = Prover(machine)
+    prover = Prover(machine, timeout_ms)
     done = []
     for prop, action in obligations(machine, rule):
         found = (
@@ -238,28 +243,3 @@ def prove_machine(
         if progress:
             progress(f"{found.rule} {found.name} under {found.action}: {found.verdict}")
     return done
-
-
-def _gap(logic: Logic, model: z3.ModelRef, action: str, side: Side) -> Gap:
-    return Gap(action, _state(logic, model, BEFORE), _state(logic, model, side))
-
-
-def _state(logic: Logic, model: z3.ModelRef, side: Side) -> dict[str, str]:
-    """What is true, or not zero, in a model of few elements."""
-    shown: dict[str, str] = {}
-    for symbol in logic.machine.symbols:
-        for args, names in _places(logic, model, symbol.domain):
-            value = str(model.eval(logic.read(symbol, args, side), model_completion=True))
-            if value not in ("False", "0"):
-                shown[f"{symbol.name}({', '.join(names)})" if names else symbol.name] = value
-    return shown
-
-
-def _places(logic: Logic, model: z3.ModelRef, domain: Any) -> Iterator[tuple[Any, list[str]]]:
-    if not domain:
-        yield (), []
-        return
-    first, rest = domain[0], domain[1:]
-    for element in model.get_universe(logic.sort(first)) or []:
-        for args, names in _places(logic, model, rest):
-            yield (element, *args), [str(element).replace("!val!", ""), *names]

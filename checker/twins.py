@@ -53,7 +53,9 @@ class Twin:
         }
 
     def __str__(self) -> str:
-        fate = "breaks" if self.killed else "SURVIVES: expected " + " ".join(self.protects) + ", got"
+        fate = (
+            "breaks" if self.killed else "SURVIVES: expected " + " ".join(self.protects) + ", got"
+        )
         steps = f" in {len(self.shortest.steps)} steps" if self.shortest else ""
         return (
             f"{self.machine}.{self.action} without “{self.guard}” {fate} "

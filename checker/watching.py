@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvclaims.checker.monitor import Monitor
 from kvclaims.spec import pool
+from kvclaims.spec.claims import CLAIM
 from kvclaims.spec.interface import Runtime
 from kvclaims.spec.operations import Operation
 from kvclaims.spec.vocabulary import Protection
@@ -26,6 +27,6 @@ def introduce(monitor: Monitor, operation: Operation) -> None:
     if operation.op == "declare":
         protection = fields.get("protection", Protection.HARD)
         name = f"{fields['claim']}#{fields.get('generation', 1)}"
-        monitor.introduce(pool.CLAIM, name, protection is Protection.HARD)
+        monitor.introduce(CLAIM, name, protection is Protection.HARD)
     elif operation.op == "submit":
         monitor.introduce(pool.REQUEST, fields["request"], fields.get("admit_reuse", True))

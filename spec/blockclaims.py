@@ -91,9 +91,7 @@ def _move(name: str, *guards: Guard, protects: tuple[str, ...] = ("L1",)) -> Act
 _FITS: Final = Guard(
     ("F2",), (committed + size(i) + active) <= pool(), "the claim fits beside every promise"
 )
-_FITS_NOT: Final = Guard(
-    ("F3",), (committed + size(i) + active) > pool(), "the claim does not fit"
-)
+_FITS_NOT: Final = Guard(("F3",), (committed + size(i) + active) > pool(), "the claim does not fit")
 
 BLOCKCLAIMS: Final = Machine(
     name="blockclaims",
@@ -180,4 +178,3 @@ BLOCKCLAIMS: Final = Machine(
     ),
     partitions=(Partition(committed, (resident, promised)),),
 )
-

@@ -40,7 +40,7 @@ DECISION: Final = Sort("Decision", tuple(d.value for d in Decision))
 CAUSE: Final = Sort("Cause", tuple(c.value for c in Cause))
 
 hard: Final = Symbol("hard", (CLAIM,), rigid=True, meaning="the claim is hard protected")
-timed: Final = Symbol("timed", (CLAIM,), rigid=True, meaning="the claim has a duration")
+timed: Final = Symbol("timed", (CLAIM,), meaning="the claim has a duration")
 phase: Final = Symbol("phase", (CLAIM,), PHASE, meaning="where the claim stands in its life")
 decision: Final = Symbol("decision", (CLAIM,), DECISION, meaning="how it was answered")
 generation: Final = Symbol("generation", (CLAIM,), NAT, meaning="how often the id was submitted")
@@ -61,7 +61,7 @@ TABLE: Final[dict[Phase, tuple[Phase, ...]]] = {
     Phase.MATERIALIZED: (Phase.OFFLOADED, Phase.HARMED, *_RELEASES),
     Phase.OFFLOADED: (Phase.RESTORING, Phase.HARMED, *_RELEASES),
     Phase.RESTORING: (Phase.MATERIALIZED, Phase.HARMED, *_RELEASES),
-    **{ended: (Phase.SUBMITTED,) for ended in sorted(TERMINAL)},
+    **dict.fromkeys(sorted(TERMINAL), (Phase.SUBMITTED,)),
 }
 """The transition table (L1).  An ended claim returns only as a new generation."""
 
@@ -133,17 +133,17 @@ ACTIONS: Final = (
                 is_in(c, Phase.ABSENT, *(p for p in Phase if p in TERMINAL)),
                 "the id is new, or its last generation has ended",
             ),
-            Guard(("L6",), timed(c) >> (DURATION > 0), "a duration is positive"),
         ),
         (
             goes(c, Phase.SUBMITTED),
             decided(c, Decision.NONE),
             becomes(generation(c), generation(c) + 1),
-            becomes(left(c), ite(timed(c), DURATION, 0)),
+            becomes(timed(c), DURATION > 0),
+            becomes(left(c), DURATION),
             becomes(cause(c), value(CAUSE, Cause.NONE)),
             becomes(lost(c), False),
         ),
-        "an owner submits a claim, or a new generation of an ended one",
+        "an owner submits a claim, or a new generation of an ended one; duration 0 means no end",
     ),
     _answer("accept", Phase.ACCEPTED, Decision.ACCEPTED, "the claim is accepted as asked"),
     _answer("clip", Phase.ACCEPTED, Decision.CLIPPED, "the claim is accepted for less"),
@@ -206,10 +206,10 @@ ACTIONS: Final = (
         (c, DURATION),
         (
             Guard(("L6",), responsible(c), "the runtime is responsible for the claim"),
-            Guard(("L6",), left(c) > 0, "the duration has not passed"),
+            Guard(("L6",), timed(c) >> (left(c) > 0), "the duration has not passed"),
         ),
-        (becomes(left(c), ite(DURATION > left(c), DURATION, left(c))),),
-        "the owner asks for more time before the claim ends",
+        (becomes(left(c), DURATION), becomes(timed(c), True)),
+        "before the claim ends its owner says anew how long it lasts from now",
     ),
     _loss(
         "lose_by_choice",
@@ -243,24 +243,35 @@ PROPERTIES: Final = (
     Property(
         "L1",
         "a new life is a new generation",
-        every(c, (_restarts >> (new(generation(c)) > generation(c)))
-              & (new(generation(c)) >= generation(c))),
+        every(
+            c,
+            (_restarts >> (new(generation(c)) > generation(c)))
+            & (new(generation(c)) >= generation(c)),
+        ),
         "A claim id comes back only with a higher generation, and generations never fall.",
     ),
     Property(
         "L2",
         "responsible only after acceptance",
-        every(c, responsible(c) >> one_of(
-            decision(c), value(DECISION, Decision.ACCEPTED), value(DECISION, Decision.CLIPPED))),
+        every(
+            c,
+            responsible(c)
+            >> one_of(
+                decision(c), value(DECISION, Decision.ACCEPTED), value(DECISION, Decision.CLIPPED)
+            ),
+        ),
         "The runtime is responsible only for claims it has accepted, whole or clipped.",
     ),
     Property(
         "L2",
         "refused means a refusal was given",
-        every(c, both(
-            is_in(c, Phase.SUBMITTED) >> eq(decision(c), value(DECISION, Decision.NONE)),
-            is_in(c, Phase.REFUSED) >> eq(decision(c), value(DECISION, Decision.REFUSED)),
-        )),
+        every(
+            c,
+            both(
+                is_in(c, Phase.SUBMITTED) >> eq(decision(c), value(DECISION, Decision.NONE)),
+                is_in(c, Phase.REFUSED) >> eq(decision(c), value(DECISION, Decision.REFUSED)),
+            ),
+        ),
         "A submitted claim awaits its answer, and a refused one was answered so.",
     ),
     Property(
@@ -302,15 +313,12 @@ PROPERTIES: Final = (
     Property(
         "L6",
         "nothing revives a claim",
-        every(c, ((ended(c) | (responsible(c) & eq(left(c), 0))) & ~_restarts)
-              >> (new(left(c)) <= left(c))),
+        every(
+            c,
+            ((ended(c) | both(responsible(c), timed(c), eq(left(c), 0))) & ~_restarts)
+            >> (new(left(c)) <= left(c)),
+        ),
         "Once a claim has ended or its time is up, it gets no more time.",
-    ),
-    Property(
-        "L6",
-        "a duration is positive",
-        every(c, (_restarts & timed(c)) >> (new(left(c)) > 0)),
-        "A timed claim starts with time left.",
     ),
     Property(
         "L7",
@@ -337,12 +345,13 @@ PROPERTIES: Final = (
 CLAIMS: Final = Machine(
     name="claims",
     meaning="the life of a claim",
-    symbols=(hard, timed, phase, decision, generation, holds, left, cause, lost),
+    symbols=(hard, phase, decision, generation, holds, timed, left, cause, lost),
     init=(
         becomes(phase(c), value(PHASE, Phase.ABSENT), over=(c,)),
         becomes(decision(c), value(DECISION, Decision.NONE), over=(c,)),
         becomes(generation(c), 0, over=(c,)),
         becomes(holds(c), False, over=(c,)),
+        becomes(timed(c), False, over=(c,)),
         becomes(left(c), 0, over=(c,)),
         becomes(cause(c), value(CAUSE, Cause.NONE), over=(c,)),
         becomes(lost(c), False, over=(c,)),

@@ -8,7 +8,7 @@ checks in the checker read it.  The reference computes its own answer independen
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 from kvclaims.spec.vocabulary import Outcome
@@ -35,8 +35,9 @@ class Situation:
     `usable` physical blocks; `promises` by claim id (responsible hard claims only); `active`
     maps every *other* active request to the blocks it holds; `granted` is what those were
     granted and have not drawn yet; `holds` are the resident blocks the request holds or would
-    hit; `need` is how many blocks more it needs; `draws_on` names the claims whose reserve it
-    may use because it materializes them (F3), with how many blocks of each.
+    hit; `need` is how many blocks more it needs; `materializes` names, by claim, the promised
+    contents that the request itself will compute: for each of them one block comes out of a
+    reserve (F3), once, even where several claims were promised the same content.
     """
 
     usable: int
@@ -45,7 +46,7 @@ class Situation:
     need: int
     holds: frozenset[Block] = frozenset()
     granted: int = 0
-    draws_on: Mapping[str, int] | None = None
+    materializes: Mapping[str, frozenset[Hashable]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -99,12 +100,9 @@ def _protected(promises: Mapping[str, Promise]) -> frozenset[Block]:
 
 def _owed(situation: Situation, kept: frozenset[str] | None = None) -> int:
     """Reserves of the kept claims, less what this very request draws from them."""
-    draws = situation.draws_on or {}
-    return sum(
-        max(0, promise.reserve - draws.get(claim, 0))
-        for claim, promise in situation.promises.items()
-        if kept is None or claim in kept
-    )
+    claims = situation.promises.keys() if kept is None else kept
+    drawn = frozenset().union(*(situation.materializes.get(c, frozenset()) for c in claims))
+    return sum(situation.promises[c].reserve for c in claims) - len(drawn)
 
 
 def _missing_alone(situation: Situation, kept: frozenset[str]) -> int:

@@ -49,7 +49,9 @@ class Operation:
 
 def _show(value: object) -> str:
     if isinstance(value, tuple):
-        return "+".join(f"{s.label}×{s.blocks}" + (f"+{s.tokens}t" if s.tokens else "") for s in value)
+        return "+".join(
+            f"{s.label}×{s.blocks}" + (f"+{s.tokens}t" if s.tokens else "") for s in value
+        )
     return str(value)
 
 
@@ -198,9 +200,7 @@ def claim_spec(fields: Mapping[str, Any], block_size: int) -> ClaimSpec:
         if key in fields
     }
     predicate = Predicate(kind, fields["n"], fields.get("start", 0))
-    return ClaimSpec(
-        fields["claim"], tokens_of(fields["content"], block_size), predicate, **rest
-    )
+    return ClaimSpec(fields["claim"], tokens_of(fields["content"], block_size), predicate, **rest)
 
 
 def drain(runtime: Runtime) -> int:

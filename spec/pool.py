@@ -142,9 +142,7 @@ def turned_away(request: Term) -> Term:
     )
 
 
-_NOT_TURNED_AWAY: Final = Guard(
-    ("F4",), ~turned_away(r), "the request was not turned away before"
-)
+_NOT_TURNED_AWAY: Final = Guard(("F4",), ~turned_away(r), "the request was not turned away before")
 _WAITING: Final = Guard(("F4",), ~active(r), "the request waits")
 
 
@@ -295,9 +293,7 @@ ACTIONS: Final = (
     Action(
         "retire",
         (r,),
-        (
-            Guard(("B7",), ~some(_b, held(r, _b)), "the request holds nothing any more"),
-        ),
+        (Guard(("B7",), ~some(_b, held(r, _b)), "the request holds nothing any more"),),
         (becomes(active(r), False), becomes(owed(r), 0)),
         "the request ends or is preempted; what is left of its grant lapses",
     ),
@@ -573,33 +569,49 @@ PROPERTIES: Final = (
     Property(
         "F5",
         "refusal and deferral change no residency",
-        every(r, (ne(new(outcome(r)), outcome(r)) & _unserved) >> every(b, both(
-            _unchanged(queued(b), ref(b)),
-            every(k, _unchanged(key(b, k), entry(k, b))),
-            every(_r, _unchanged(held(_r, b))),
-            every(c, _unchanged(covers(c, b))),
-        ))),
+        every(
+            r,
+            (ne(new(outcome(r)), outcome(r)) & _unserved)
+            >> every(
+                b,
+                both(
+                    _unchanged(queued(b), ref(b)),
+                    every(k, _unchanged(key(b, k), entry(k, b))),
+                    every(_r, _unchanged(held(_r, b))),
+                    every(c, _unchanged(covers(c, b))),
+                ),
+            ),
+        ),
         "Telling a request that it waits or is refused leaves every block as it was.",
     ),
     Property(
         "L1",
         "moves along the table",
-        every(c, (~responsible(c) & ne(phase(c), value(PHASE, Phase.ABSENT))
-                  & ne(phase(c), value(PHASE, Phase.SUBMITTED)))
-              >> eq(new(phase(c)), phase(c))),
+        every(
+            c,
+            (
+                ~responsible(c)
+                & ne(phase(c), value(PHASE, Phase.ABSENT))
+                & ne(phase(c), value(PHASE, Phase.SUBMITTED))
+            )
+            >> eq(new(phase(c)), phase(c)),
+        ),
         "A claim that has ended stays so.",
     ),
     Property(
         "L1",
         "answered once",
-        every(c, both(
-            new(is_in(c, Phase.ACCEPTED, Phase.REFUSED)) >> (
-                is_in(c, Phase.SUBMITTED) | eq(new(phase(c)), phase(c))),
-            new(is_in(c, Phase.MATERIALIZED)) >> is_in(c, Phase.ACCEPTED, Phase.MATERIALIZED),
-            new(is_in(c, Phase.SUBMITTED)) >> is_in(c, Phase.ABSENT, Phase.SUBMITTED),
-            new(is_in(c, Phase.DEMOTED, Phase.EXPIRED, Phase.RELEASED)) >> (
-                responsible(c) | eq(new(phase(c)), phase(c))),
-        )),
+        every(
+            c,
+            both(
+                new(is_in(c, Phase.ACCEPTED, Phase.REFUSED))
+                >> (is_in(c, Phase.SUBMITTED) | eq(new(phase(c)), phase(c))),
+                new(is_in(c, Phase.MATERIALIZED)) >> is_in(c, Phase.ACCEPTED, Phase.MATERIALIZED),
+                new(is_in(c, Phase.SUBMITTED)) >> is_in(c, Phase.ABSENT, Phase.SUBMITTED),
+                new(is_in(c, Phase.DEMOTED, Phase.EXPIRED, Phase.RELEASED))
+                >> (responsible(c) | eq(new(phase(c)), phase(c))),
+            ),
+        ),
         "Each phase is entered only from where the transition table says.",
     ),
     Property(
@@ -611,8 +623,11 @@ PROPERTIES: Final = (
     Property(
         "L3",
         "harm is a loss",
-        every(c, (ne(phase(c), value(PHASE, Phase.HARMED)) & new(is_in(c, Phase.HARMED))) >> some(
-            b, covers(c, b) & some(k, key(b, k) & ~new(key(b, k))))),
+        every(
+            c,
+            (ne(phase(c), value(PHASE, Phase.HARMED)) & new(is_in(c, Phase.HARMED)))
+            >> some(b, covers(c, b) & some(k, key(b, k) & ~new(key(b, k)))),
+        ),
         "A claim is harmed only in a step that takes content which it covers.",
     ),
     Property(
@@ -625,8 +640,11 @@ PROPERTIES: Final = (
     Property(
         "L7",
         "materialized means resident",
-        every(c, is_in(c, Phase.MATERIALIZED) >> both(
-            eq(reserve(c), 0), every(b, ~drawn(c, b) & (covers(c, b) >> hashed(b))))),
+        every(
+            c,
+            is_in(c, Phase.MATERIALIZED)
+            >> both(eq(reserve(c), 0), every(b, ~drawn(c, b) & (covers(c, b) >> hashed(b)))),
+        ),
         "Every block of a materialized claim carries content, and none is missing.",
     ),
     Property(
@@ -659,8 +677,14 @@ PROPERTIES: Final = (
     Property(
         "P1",
         "a responsible claim keeps its blocks",
-        every(c, every(b, both(pinned_by(c, b), responsible(c), new(responsible(c)), hashed(b))
-                       >> (new(covers(c, b))))),
+        every(
+            c,
+            every(
+                b,
+                both(pinned_by(c, b), responsible(c), new(responsible(c)), hashed(b))
+                >> (new(covers(c, b))),
+            ),
+        ),
         "While the runtime is responsible, a hard claim lets go of no block that has content.",
     ),
     Property(
@@ -672,16 +696,26 @@ PROPERTIES: Final = (
     Property(
         "P3",
         "a soft loss is told",
-        every(c, every(b, every(k, (both(_gone, ~hard(c), is_in(c, Phase.MATERIALIZED))
-            & ~some(_b, both(ne(_b, b), covers(c, _b), key(_b, k))))
-            >> new(is_in(c, Phase.HARMED))))),
+        every(
+            c,
+            every(
+                b,
+                every(
+                    k,
+                    (
+                        both(_gone, ~hard(c), is_in(c, Phase.MATERIALIZED))
+                        & ~some(_b, both(ne(_b, b), covers(c, _b), key(_b, k)))
+                    )
+                    >> new(is_in(c, Phase.HARMED)),
+                ),
+            ),
+        ),
         "A materialized soft claim that loses content is harmed in that very step.",
     ),
     Property(
         "P4",
         "no-admit registers nothing",
-        every(b, every(k, (new(key(b, k)) & ~key(b, k))
-                       >> some(r, held(r, b) & admit_reuse(r)))),
+        every(b, every(k, (new(key(b, k)) & ~key(b, k)) >> some(r, held(r, b) & admit_reuse(r)))),
         "Content becomes visible only through a holder that may leave it for reuse.",
     ),
     Property(
@@ -752,13 +786,17 @@ PROPERTIES: Final = (
     Property(
         "B6",
         "the null block is nobody's",
-        every(b, null(b) >> both(
-            ~queued(b),
-            eq(ref(b), 0),
-            every(_r, ~held(_r, b)),
-            every(k, ~key(b, k)),
-            every(c, ~covers(c, b)),
-        )),
+        every(
+            b,
+            null(b)
+            >> both(
+                ~queued(b),
+                eq(ref(b), 0),
+                every(_r, ~held(_r, b)),
+                every(k, ~key(b, k)),
+                every(c, ~covers(c, b)),
+            ),
+        ),
         "The null block is never queued, held, hashed or covered.",
     ),
     Property(
@@ -770,8 +808,7 @@ PROPERTIES: Final = (
     Property(
         "F2",
         "only responsible hard claims hold reserves",
-        every(c, ~both(hard(c), responsible(c)) >> both(
-            eq(reserve(c), 0), every(b, ~drawn(c, b)))),
+        every(c, ~both(hard(c), responsible(c)) >> both(eq(reserve(c), 0), every(b, ~drawn(c, b)))),
         "Nothing is promised to a claim that is not hard, or is not in force.",
         goal=False,
     ),
@@ -816,8 +853,22 @@ POOL: Final = Machine(
     name="pool",
     meaning="block ownership under claims",
     symbols=(
-        null, hard, admit_reuse, held, ref, queued, free, key, entry, phase, covers, drawn,
-        reserve, active, owed, outcome,
+        null,
+        hard,
+        admit_reuse,
+        held,
+        ref,
+        queued,
+        free,
+        key,
+        entry,
+        phase,
+        covers,
+        drawn,
+        reserve,
+        active,
+        owed,
+        outcome,
     ),
     init=(
         becomes(held(r, b), False, over=(r, b)),

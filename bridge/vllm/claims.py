@@ -170,21 +170,21 @@ class ClaimBook:
             if claim.hard and claim.responsible
         }
 
-    def draws(self, keys: Sequence[str], first: int) -> dict[int, str]:
-        """Positions from `first` on whose content a hard claim was promised room for.
+    def draws(self, keys: Sequence[str], first: int) -> dict[int, list[str]]:
+        """Positions from `first` on whose content hard claims were promised room for.
 
-        A request that computes `keys` may take these on the reserve of that claim (F3); each
-        block counts for one claim, the earliest declared.
+        A request that computes `keys` takes such a block on the reserve of the first claim
+        named, which is the earliest declared (F3).
         """
         if self.owed <= 0:
             return {}
         found = {}
         for position in range(first, len(keys)):
-            claims = self._wanted.get(keys[position])
-            if claims and not self._pool.is_visible(keys[position]):
-                hard = [c for c in claims if self.claims[c].hard]
+            wanting = self._wanted.get(keys[position])
+            if wanting and not self._pool.is_visible(keys[position]):
+                hard = [c.spec.claim_id for c in self._in_order(wanting) if c.hard]
                 if hard:
-                    found[position] = min(hard, key=lambda c: self.claims[c].order)
+                    found[position] = hard
         return found
 
     # -- what happens to blocks ----------------------------------------------------------------

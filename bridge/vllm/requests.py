@@ -16,17 +16,14 @@ _NO_ARBITER: Final = "none"
 
 @dataclass(frozen=True)
 class Blocked:
-    """A waiting request that did not fit, as it was found and judged; `free` as in the queue."""
+    """A waiting request that did not fit, as it was found and judged: `free` blocks were in the
+    queue, and `drawn` blocks it would have taken on the reserves of claims."""
 
     request: Any
     situation: Situation
     judgement: Judgement
     free: int
-
-    @property
-    def drawn(self) -> int:
-        """Blocks that it would take on the reserves of claims."""
-        return sum((self.situation.draws_on or {}).values())
+    drawn: int
 
     @property
     def protected(self) -> frozenset[Any]:

@@ -251,7 +251,7 @@ class ClaimEnforcer(Reactions):
         if waiting:
             self._admitting = (request, len(hits), free)
         self._withheld = self.book.owed - len(draws)
-        self.observer.draws = {p: self.book.claims[c].name for p, c in draws.items()}
+        self.observer.draws = {p: self.book.claims[c[0]].name for p, c in draws.items()}
         try:
             blocks = allocate(request, *args, **kwargs)
         finally:
@@ -275,16 +275,19 @@ class ClaimEnforcer(Reactions):
             new = self._blocks(request.num_tokens) - hits
             self.requests.admitted(record, hits, new, free)
 
-    def _draws(self, request: Any, first: int) -> dict[int, str]:
+    def _draws(self, request: Any, first: int) -> dict[int, list[str]]:
         if self.book.owed <= 0 or not admits_reuse(request):
             return {}
         return self.book.draws(self.names.of_request(request), first)
 
-    def _judge(self, request: Any, hits: list[int], draws: dict[int, str], free: int) -> Blocked:
+    def _judge(
+        self, request: Any, hits: list[int], draws: dict[int, list[str]], free: int
+    ) -> Blocked:
         """Why the request did not fit: the whole of it counts, not the chunk that was tried."""
-        draws_on: dict[str, int] = {}
-        for claim in draws.values():
-            draws_on[claim] = draws_on.get(claim, 0) + 1
+        materializes: dict[str, set[int]] = {}
+        for position, claims in draws.items():
+            for claim in claims:
+                materializes.setdefault(claim, set()).add(position)
         name = self.alias(request.request_id)
         active = {r: frozenset(b) for r, b in self.observer.held.items() if r != name}
         situation = Situation(
@@ -293,9 +296,9 @@ class ClaimEnforcer(Reactions):
             active=active,
             need=self._blocks(request.num_tokens) - len(hits),
             holds=frozenset(hits),
-            draws_on=draws_on,
+            materializes={c: frozenset(positions) for c, positions in materializes.items()},
         )
-        return Blocked(request, situation, judge(situation), free)
+        return Blocked(request, situation, judge(situation), free, drawn=len(draws))
 
     def scheduled(self) -> None:
         """vLLM has scheduled a step: what it registered is in flight; act on a blocked request."""

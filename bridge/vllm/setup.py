@@ -90,7 +90,14 @@ def model_folder(max_tokens: int) -> Iterator[str]:
 
 def scheduler_config(max_tokens: int) -> Any:
     """vLLM's configuration for one engine that prefills any prompt in one chunk."""
-    from vllm.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
+    from vllm.config import (
+        CacheConfig,
+        DeviceConfig,
+        ModelConfig,
+        ParallelConfig,
+        SchedulerConfig,
+        VllmConfig,
+    )
 
     with model_folder(max_tokens) as folder:
         model = ModelConfig(
@@ -112,6 +119,7 @@ def scheduler_config(max_tokens: int) -> Any:
         ),
         cache_config=CacheConfig(block_size=16, enable_prefix_caching=True),
         parallel_config=ParallelConfig(),
+        device_config=DeviceConfig(device="cpu"),  # a build for GPUs works here without one
     )
 
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvclaims.checker import gate as gatekeeper
+from kvclaims.checker.counterexample import read
 from kvclaims.checker.engines import PATH_VARIABLE
 from kvclaims.checker.gate import GateReport, gate
 from kvclaims.checker.verdicts import Several, exit_code, worst
@@ -51,6 +51,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
         ],
         "violations": [],
         "not_exposed": [],
+        "monitored_steps": 100,
     },
     "fuzz": {"verdict": "HOLDS", "steps": 7, "operations": 7, "violations": [], "not_exposed": []},
 }
@@ -88,7 +89,7 @@ class Answers:
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     fake = Answers()
-    monkeypatch.setattr(gatekeeper.subprocess, "run", fake)
+    monkeypatch.setattr(subprocess, "run", fake)
     return fake
 
 
@@ -104,10 +105,12 @@ def test_all_is_well(tmp_path: Path, answers: Answers) -> None:
         *("litmus reference", "fuzz reference"),
         *("litmus vllm", "fuzz vllm"),
         *("litmus vllm-engine", "fuzz vllm-engine"),
+        "monitor",
     ]
     rows = list(report.lines())
     assert rows[0].endswith("1 obligation")
     assert rows[1].endswith("10 states, 20 transitions")
+    assert rows[10].endswith("300 monitored steps")
     assert (tmp_path / "trace.jsonl").read_text() == "reference\nvllm\nvllm-engine\n"
     assert (report.to_json()["steps"], report.to_json()["operations"]) == (21, 21)
     assert len(report.to_json()["engines"]) == 3
@@ -152,6 +155,15 @@ def test_a_crash_of_an_engine_is_a_result(tmp_path: Path, answers: Answers) -> N
     assert violation["message"] == "the process was killed by SIGSEGV: Segmentation fault"
 
 
+def test_what_the_monitor_found_is_told_in_its_row_too(tmp_path: Path, answers: Answers) -> None:
+    found = {**ANSWERS["litmus"], "verdict": "VIOLATED"}
+    found["violations"] = [{**VIOLATION, "step": "take(r, 1)"}]
+    answers.set("litmus", "vllm", 1, found)
+    report = run(tmp_path)
+    assert report.parts[-1].verdict is Verdict.VIOLATED
+    assert len(report.to_json()["violations"]) == 1
+
+
 def test_a_crash_of_the_checker_shows_nothing(tmp_path: Path, answers: Answers) -> None:
     answers.set("conform", None, 1, "", "Traceback\nValueError: x")
     report = run(tmp_path)
@@ -183,9 +195,22 @@ def test_a_violation_reaches_every_file(tmp_path: Path, answers: Answers) -> Non
     assert failures == ["fuzz reference"]
     sarif = json.loads((output / "results.sarif").read_text())
     assert [result["ruleId"] for result in sarif["runs"][0]["results"]] == ["F4", "F4"]
+    with pytest.raises(BadOperation, match="not a counterexample of this format"):
+        read(output / "counterexamples" / "fuzz-reference-1.json")
     again = run(output, "vllm")
     assert again.verdict is Verdict.HOLDS
     assert not (output / "counterexamples").exists()
+
+
+def test_a_litmus_violation_can_be_replayed(tmp_path: Path, answers: Answers) -> None:
+    found = {**ANSWERS["litmus"], "verdict": "VIOLATED"}
+    pool = {"usable": 80, "block_size": 16, "defer_limit": 1}
+    operations = [{"op": "mark", "content": [["A", 1]]}, {"op": "drain"}]
+    found["violations"] = [{**VIOLATION, "pool": pool, "operations": operations}]
+    answers.set("litmus", "vllm", 1, found)
+    example = read(tmp_path / run(tmp_path).parts[6].counterexample(1))
+    assert (example.engine, example.rule, example.program.config.usable) == ("vllm", "F4", 80)
+    assert [operation.op for operation in example.program.operations] == ["drain"]
 
 
 def test_an_output_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from kvclaims.spec.interface import (
     EngineMissing,
     NotExposed,
     PoolConfig,
+    PoolStep,
     Runtime,
 )
 from kvclaims.spec.vocabulary import Verdict
@@ -99,6 +101,18 @@ def test_json_tells_what_was_seen() -> None:
     seen = program["observed"]
     assert (seen["outcome"], seen["victims"], seen["shortfall"]) == ("refused", 0, 50)
     assert (seen["free"], seen["blocking_claims"], seen["kv_intact"]) == (20, ["keep"], 60)
+
+
+def test_the_monitor_judges_every_allocator_step() -> None:
+    report = run(select(["L3"]))
+    assert report.to_json()["monitored_steps"] > 60
+
+    def dishonest(original: Callable[[Any], None], listener: Callable[[PoolStep], None]) -> None:
+        original(lambda step: listener(replace(step, free=0 if step.free else step.free)))
+
+    (violation,) = run(select(["L2"]), Altered("listen", dishonest)).to_json()["violations"][:1]
+    assert violation["rule"] == "B1"
+    assert violation["step"]
 
 
 def test_a_lowered_promise_comes_with_a_run_that_shows_the_loss() -> None:

@@ -1,0 +1,158 @@
+"""The request at the door, judged by `spec.feasibility` from the monitor's shadow (F3, F4, F5, P5).
+
+A scheduling step looks at the first waiting request when the running ones have grown.  Where
+none of them had to, the state it finds is the state before the step, so its answer can be
+foretold: whether it is admitted, with how many hits, and else what it is told and whom it blames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvclaims.checker.monitor import Monitor
+from kvclaims.checker.observing import Broken
+from kvclaims.spec import pool
+from kvclaims.spec.feasibility import Judgement, Promise, Situation, judge
+from kvclaims.spec.interface import Observation, PoolStep, RequestView
+from kvclaims.spec.telemetry import Event
+from kvclaims.spec.vocabulary import RESPONSIBLE, Outcome, Phase
+
+_TAKING: Final = frozenset({"admit", "take", "draw", "share"})
+_RESPONSIBLE: Final = frozenset(pool.PHASE.values.index(p) for p in RESPONSIBLE)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a declared claim speaks of: its name in the machine and its contents in order."""
+
+    name: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """The first waiting request: the contents of its full prompt blocks, and its size."""
+
+    name: str
+    keys: tuple[str, ...]
+    tokens: int
+    admit_reuse: bool
+    deferrals: int
+    """How often claims alone were in its way so far."""
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """What the step must tell the visitor."""
+
+    visitor: Visitor
+    hits: int
+    judgement: Judgement
+
+
+def foretell(
+    visitor: Visitor, monitor: Monitor, seen: Observation, claims: Iterable[Wanted], size: int
+) -> Foretold:
+    """Judge the visitor in the state before the step.  `size` is the tokens in a block."""
+    shadow = monitor.shadow
+    hits: list[int] = []
+    for key in visitor.keys[: (visitor.tokens - 1) // size]:
+        if key not in seen.resident:
+            break
+        hits.append(seen.resident[key])
+    missing = [k for k in visitor.keys[len(hits) :] if k not in seen.resident]
+    promises: dict[str, Promise] = {}
+    materializes: dict[str, frozenset[str]] = {}
+    for claim in claims:
+        place = (claim.name,)
+        if not shadow.get(pool.hard, place) or shadow.get(pool.phase, place) not in _RESPONSIBLE:
+            continue
+        covered = frozenset(b for _, b in shadow.index[pool.covers, 0].get(claim.name, ()))
+        claim_id = claim.name.rpartition("#")[0]
+        promises[claim_id] = Promise(covered, shadow.get(pool.reserve, place))
+        has = {k for b in covered for _, k in shadow.index[pool.key, 0].get(b, ())}
+        if visitor.admit_reuse:
+            materializes[claim_id] = frozenset(k for k in claim.keys if k in missing) - has
+    active: dict[str, set[int]] = {}
+    for request, block in shadow.values[pool.held]:
+        active.setdefault(request, set()).add(block)
+    situation = Situation(
+        usable=seen.usable,
+        promises=promises,
+        active={request: frozenset(blocks) for request, blocks in active.items()},
+        need=-(-visitor.tokens // size) - len(hits),
+        holds=frozenset(hits),
+        materializes=materializes,
+    )
+    return Foretold(visitor, len(hits), judge(situation))
+
+
+def nothing_grew(before: Observation, steps: Sequence[PoolStep], events: Sequence[Event]) -> bool:
+    """Whether no running request took a block or was preempted in this step."""
+    running = {name for name, view in before.requests.items() if view.state == "running"}
+    grew = any(s.action in _TAKING and s.args["r"] in running for s in steps)
+    return not grew and all(event.event != "active_request_preempted" for event in events)
+
+
+def judged(
+    foretold: Foretold, before: Observation, after: Observation, events: Sequence[Event], limit: int
+) -> Iterator[Broken]:
+    """Compare what was foretold with what the step did."""
+    visitor, wanted = foretold.visitor, foretold.judgement
+    view = after.requests[visitor.name]
+    mine = [event for event in events if event.request_id == visitor.name]
+    admitted = any(event.event == "active_request_admitted" for event in mine)
+    name = f"request {visitor.name}"
+    if wanted.outcome is Outcome.SERVED:
+        if not admitted:
+            yield "F3", f"{name} fits, and was not admitted"
+        elif view.hit_blocks != foretold.hits:
+            yield (
+                "P5",
+                f"{name} finds {foretold.hits} leading blocks resident, and was served "
+                f"{view.hit_blocks}",
+            )
+        return
+    if admitted:
+        yield "F3", f"{name} was admitted with {wanted.missing_now} blocks missing"
+        return
+    if gone := before.resident.keys() - after.resident.keys():
+        yield "F5", f"{name} was not admitted, and {len(gone)} contents were dropped"
+    yield from _answer(foretold, view, mine, limit)
+
+
+def _answer(
+    foretold: Foretold, view: RequestView, mine: Sequence[Event], limit: int
+) -> Iterator[Broken]:
+    visitor, wanted = foretold.visitor, foretold.judgement
+    deferred = wanted.outcome is Outcome.DEFERRED or (
+        wanted.outcome is Outcome.REFUSED and visitor.deferrals < limit
+    )
+    outcome = Outcome.DEFERRED if deferred else wanted.outcome
+    if view.outcome is not outcome:
+        yield "F4", f"request {visitor.name} is told {view.outcome}, should be {outcome}"
+        return
+    numbers: dict[str, object] = {
+        "capacity_shortfall_blocks": wanted.shortfall,
+        "missing_now": wanted.missing_now,
+        "waits_on": list(wanted.waits_on),
+        "blocking_claim_ids": list(wanted.blocking_claims),
+    }
+    for event in mine:
+        if event.event not in ("active_request_deferred", "active_request_refused"):
+            continue
+        for what, number in numbers.items():
+            if event.data[what] != number:
+                yield (
+                    "F4",
+                    f"request {visitor.name} is told {what} {event.data[what]}, should be {number}",
+                )
+    if not deferred and view.shortfall != wanted.shortfall:
+        yield "F4", f"request {visitor.name} lacks {wanted.shortfall}, is told {view.shortfall}"
+
+
+def phase_of(monitor: Monitor, claim: str) -> Phase:
+    """Where the shadow has a claim (its name in the machine)."""
+    return Phase(pool.PHASE.values[monitor.shadow.get(pool.phase, (claim,))])

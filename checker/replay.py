@@ -1,0 +1,72 @@
+"""Runs a counterexample again: does the engine still break the rule?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvclaims.checker import engines, faults
+from kvclaims.checker.counterexample import Counterexample, operations_json, read
+from kvclaims.checker.fuzz import shown
+from kvclaims.checker.supervise import Finding, oracle_for, supervise
+from kvclaims.spec.interface import EngineInfo
+from kvclaims.spec.vocabulary import RULES, Verdict
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """What the file says was broken, and what was broken this time."""
+
+    file: Path
+    engine: EngineInfo
+    example: Counterexample
+    findings: tuple[Finding, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict.VIOLATED if self.findings else Verdict.HOLDS
+
+    def to_json(self) -> dict[str, Any]:
+        operations = operations_json(self.example.program.operations)
+        return {
+            "engine": vars(self.engine),
+            "rule": self.example.rule,
+            "meaning": RULES[self.example.rule].meaning,
+            "fault": self.example.fault,
+            "operations": len(operations),
+            "violations": [
+                {**finding.to_json(), "operations": operations, "file": str(self.file)}
+                for finding in self.findings
+            ],
+            "not_exposed": [],
+        }
+
+    def lines(self) -> Iterator[str]:
+        planted = f" with planted fault {self.example.fault}" if self.example.fault else ""
+        yield f"{self.engine.name} {self.engine.version}{planted} ({self.engine.path})"
+        yield f"  the file tells of {self.example.rule}: {RULES[self.example.rule].meaning}"
+        if self.findings:
+            yield from shown(self.findings[0], self.example.program)
+            yield from (f"  and {finding}" for finding in self.findings[1:])
+        else:
+            yield f"  nothing is broken by {len(self.example.program.operations)} operations"
+        yield f"{self.verdict}"
+
+
+def replay(path: Path, engine: str | None = None) -> ReplayReport:
+    """Run the operations of the file on its engine, or on another one.
+
+    The fault that the file names is planted for the time of the run.  `BadOperation` for a file
+    that is not a counterexample.
+    """
+    example = read(path)
+    found, info = engines.ready(engine or example.engine)
+    planted = nullcontext()
+    if example.fault is not None:
+        planted = faults.planted(faults.named(example.fault, found), found)
+    with planted:
+        findings = supervise(found, oracle_for(found), example.program)
+    return ReplayReport(path, info, example, findings)

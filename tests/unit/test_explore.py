@@ -1,0 +1,150 @@
+"""Exploration: exact counts, pinned by hand, and shortest counterexamples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+from kvclaims.checker import instances
+from kvclaims.checker.explore import (
+    counterexamples,
+    explore,
+    explore_instance,
+    export,
+    search,
+    transition_graph,
+)
+from kvclaims.checker.finite import compile_instance
+from kvclaims.spec.interface import BadOperation
+from kvclaims.spec.language import Property, becomes, ne, value, without_guard
+from kvclaims.spec.pool import OUTCOME, POOL, outcome, r
+from kvclaims.spec.vocabulary import Verdict
+
+COUNTS = {
+    # Published for the common benchmark, size S.
+    "blockclaims": (6_656, 45_248),
+    # Counted by this explorer; they change only when a machine or an instance changes.
+    "claims": (740, 3_138),
+    "pool": (14_867, 98_513),
+    "pool/soft": (9_060, 63_253),
+    "pool/requests": (8_179, 61_047),
+    "pool/keys": (1_908, 11_724),
+    "pool/soft-keys": (1_236, 7_946),
+    "pool/soft-copies": (4_693, 39_037),
+}
+
+
+@pytest.mark.parametrize("name", instances.PINNED)
+def test_counts_of_pinned_instances(name: str) -> None:
+    report = explore(name)
+    assert report.verdict is Verdict.HOLDS
+    assert (report.states, report.transitions) == COUNTS[name]
+
+
+def test_size_m_of_the_common_benchmark_has_the_published_counts() -> None:
+    settings = {"sizes": "1,2,3,1", "requests": "3", "growth": "3", "pool": "8"}
+    report = explore("blockclaims", settings)
+    assert (report.states, report.transitions) == (211_888, 2_061_728)
+
+
+@pytest.mark.parametrize("machine", instances.MACHINES)
+def test_every_action_was_taken_in_some_pinned_instance(machine: str) -> None:
+    fired: dict[str, int] = {}
+    for name in instances.PINNED:
+        if name.split("/")[0] == machine:
+            for action, times in explore(name).fired.items():
+                fired[action] = fired.get(action, 0) + times
+    assert all(fired.values()), fired
+
+
+def test_a_broken_rule_is_shown_by_a_shortest_run() -> None:
+    evict = POOL.action("evict")
+    (index,) = [i for i, g in enumerate(evict.guards) if "hard claim" in g.why]
+    broken = replace(instances.pool(), machine=without_guard(POOL, "evict", index))
+    report = explore_instance(broken, "pool")
+    assert report.verdict is Verdict.VIOLATED
+    shortest = next(c for c in report.counterexamples if c.prop.rule == "P1")
+    # admit, take, register, drop, submit, accept, cover — and the eviction itself
+    labels = [label.split("(")[0] for label, _ in shortest.steps]
+    assert labels[-1] == "evict"
+    assert len(labels) == 8
+    assert any("key(block" in line for line in shortest.lines())
+
+
+def test_an_instance_in_which_nothing_can_happen_is_vacuous() -> None:
+    report = explore("blockclaims", {"sizes": "1", "requests": "0", "pool": "0"})
+    assert report.verdict is Verdict.HOLDS  # the claim can still be offered and rejected
+    empty = replace(
+        instances.blockclaims(),
+        sizes={"Claim": 0, "Request": 0},
+        rigid={"size": {}, "growth": {(): 1}, "pool": {(): 1}},
+    )
+    assert explore_instance(empty, "blockclaims").verdict is Verdict.VACUOUS
+
+
+def test_one_block_more_shows_what_one_block_less_did_not() -> None:
+    """Sensitivity: with one usable block no two claims and a request can compete."""
+    fired = {n: explore("pool", {"blocks": str(n)}).fired["forsake"] for n in (1, 2)}
+    assert fired[1] < fired[2]
+
+
+def test_initial_states_are_checked_too() -> None:
+    told = Property(
+        "F4", "never pending", ne(outcome(r), value(OUTCOME, "pending")), "a false rule"
+    )
+    from kvclaims.spec.language import every
+
+    wrong = replace(POOL, properties=(replace(told, formula=every(r, told.formula)),))
+    compiled = compile_instance(replace(instances.pool(), machine=wrong))
+    (found,) = counterexamples(compiled, search(compiled))
+    assert found.steps == ()
+
+
+def test_an_initial_queue_with_the_null_block_breaks_b6() -> None:
+    from kvclaims.spec.pool import b, queued
+
+    start = tuple(
+        becomes(queued(b), True, over=(b,)) if u.target.symbol is queued else u for u in POOL.init
+    )
+    compiled = compile_instance(replace(instances.pool(), machine=replace(POOL, init=start)))
+    broken = {c.prop.rule for c in counterexamples(compiled, search(compiled))}
+    assert "B6" in broken
+
+
+def test_the_graph_has_the_counted_states_and_steps() -> None:
+    graph = transition_graph(compile_instance(instances.claims()))
+    assert graph.number_of_nodes() == 740
+    assert graph.number_of_edges() == 3_138
+    assert sum(1 for _, initial in graph.nodes(data="initial") if initial) == 2
+
+
+def test_graphs_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    compiled = compile_instance(instances.claims())
+    export(compiled, "graphml", tmp_path / "g.graphml")
+    again = nx.read_graphml(tmp_path / "g.graphml")
+    assert (again.number_of_nodes(), again.number_of_edges()) == (740, 3_138)
+    export(compiled, "dot", tmp_path / "g.dot")
+    assert (tmp_path / "g.dot").read_text().count("->") == 3_138
+
+
+def test_a_graph_too_large_to_look_at_is_refused() -> None:
+    with pytest.raises(BadOperation, match="too many for a graph"):
+        transition_graph(compile_instance(instances.blockclaims()), limit=100)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("nowhere", {}, "unknown machine 'nowhere'"),
+        ("pool", {"colour": "3"}, "pool has no setting 'colour'"),
+        ("pool", {"blocks": "-1"}, "blocks must be a whole number of at least 0, not '-1'"),
+        ("pool", {"blocks": "1,2"}, "blocks takes one number"),
+        ("pool/soft", {"blocks": "1"}, "pool/soft takes no settings"),
+    ],
+)
+def test_wrong_settings_are_named(name: str, settings: dict[str, str], message: str) -> None:
+    with pytest.raises(BadOperation, match=message):
+        explore(name, settings)

@@ -1,0 +1,109 @@
+"""The language: what a declaration may say, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvclaims.spec.language import (
+    INT,
+    NAT,
+    TRUE,
+    Action,
+    Machine,
+    MachineError,
+    Property,
+    Sort,
+    Symbol,
+    Var,
+    becomes,
+    both,
+    count,
+    either,
+    eq,
+    every,
+    free_vars,
+    lit,
+    new,
+    show,
+    some,
+    substitute,
+    total,
+)
+
+THING = Sort("Thing")
+on = Symbol("on", (THING,))
+weight = Symbol("weight", (THING,), NAT)
+x, y = Var("x", THING), Var("y", THING)
+
+
+def machine(**changes: object) -> Machine:
+    parts: dict[str, object] = {
+        "name": "lamp",
+        "meaning": "lamps",
+        "symbols": (on,),
+        "init": (becomes(on(x), False, over=(x,)),),
+        "actions": (Action("light", (x,), (), (becomes(on(x), True),), "it is lit"),),
+        "properties": (Property("B1", "fine", every(x, on(x) | ~on(x)), "always"),),
+    }
+    return Machine(**{**parts, **changes})  # type: ignore[arg-type]
+
+
+def test_terms_are_shown_as_mathematics() -> None:
+    assert show(every(x, on(x) >> some(y, ~on(y)))) == "∀x. on(x) → (∃y. ¬on(y))"
+    assert show(count(x, on(x)) <= 3) == "(#{x | on(x)}) ≤ 3"
+    assert show(total(x, weight(x))) == "Σx. weight(x)"
+    assert show(new(on(x))) == "on′(x)"
+
+
+def test_free_variables_are_those_no_binder_names() -> None:
+    assert free_vars(every(x, on(x) & on(y))) == (y,)
+
+
+def test_substitution_leaves_bound_variables_alone() -> None:
+    term = on(x) & every(x, on(x))
+    assert substitute(term, {x: y}) == on(y) & every(x, on(x))
+
+
+def test_empty_conjunction_is_true_and_empty_disjunction_false() -> None:
+    assert both() == TRUE
+    assert either() == lit(False)
+
+
+def test_a_symbol_refuses_arguments_of_another_sort() -> None:
+    with pytest.raises(MachineError, match="on takes"):
+        on(Var("n", INT))
+
+
+def test_every_symbol_is_fixed_once_at_the_start() -> None:
+    with pytest.raises(MachineError, match="lamp, init: on must be fixed once"):
+        machine(init=())
+
+
+def test_a_guard_must_not_speak_of_the_new_state() -> None:
+    from kvclaims.spec.language import Guard
+
+    bad = Action("light", (x,), (Guard(("B1",), new(on(x)), "lit"),), (), "")
+    with pytest.raises(MachineError, match="a guard speaks of the new state"):
+        machine(actions=(bad,))
+
+
+def test_updates_name_their_places_by_variables() -> None:
+    bad = Action("light", (x,), (), (becomes(on(y), True),), "")
+    with pytest.raises(MachineError, match="arguments of on must be variables"):
+        machine(actions=(bad,))
+
+
+def test_a_property_has_no_free_variables() -> None:
+    with pytest.raises(MachineError, match="fine: the formula has free variables"):
+        machine(properties=(Property("B1", "fine", on(x), "some lamp"),))
+
+
+def test_a_property_of_new_state_is_a_step_property() -> None:
+    stays = Property("B1", "stays", every(x, on(x) >> new(on(x))), "")
+    whole = machine(properties=(stays,))
+    assert whole.step_properties == (stays,)
+    assert whole.invariants == ()
+
+
+def test_equality_of_truths_is_shown_as_equivalence() -> None:
+    assert show(eq(on(x), on(y))) == "on(x) ↔ on(y)"
