@@ -10,19 +10,20 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import multiprocessing
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final, cast
 
 from kvclaims.checker import engines
-from kvclaims.checker.counterexample import FOLDER, Counterexample, shortest
+from kvclaims.checker.counterexample import FOLDER, Counterexample, read, shortest
 from kvclaims.checker.fuzz import hunt
 from kvclaims.checker.supervise import Finding, Program, oracle_for, supervise
 from kvclaims.checker.verdicts import Progress, counted, worst
@@ -241,7 +242,7 @@ class _Fragment(ast.NodeTransformer):
             else:
                 result.append(block[index])
                 index += 1
-        return result or [ast.Pass()]
+        return result or [ast.Pass() for _ in block[:1]]
 
 
 def _expression(source: str) -> ast.expr | None:
@@ -357,7 +358,7 @@ def _in_child(fault: Fault, engine: Engine, folder: Path) -> Caught:
     try:
         if not ours.poll(TIME_LIMIT_S):
             return Caught(fault, None, None, None, TIME_LIMIT_S, f"{fault.id}: takes too long")
-        answer: Caught = ours.recv()
+        answer = json.loads(ours.recv_bytes())
     except EOFError:
         child.join()
         return Caught(fault, None, None, None, 0.0, f"{fault.id}: exit code {child.exitcode}")
@@ -365,32 +366,45 @@ def _in_child(fault: Fault, engine: Engine, folder: Path) -> Caught:
         if child.is_alive():
             child.kill()
         child.join()
-    return replace(answer, seconds=time.monotonic() - started)
+    return _received(fault, answer, time.monotonic() - started)
+
+
+def _received(fault: Fault, answer: Mapping[str, Any], seconds: float) -> Caught:
+    finding, file = answer.get("finding"), answer.get("file")
+    program = None
+    if file is not None:
+        program = read(Path(file)).program
+    return Caught(
+        fault,
+        Finding(**finding) if finding else None,
+        program,
+        Path(file) if file else None,
+        seconds,
+        answer.get("error", ""),
+    )
 
 
 def _child(fault: Fault, engine: Engine, folder: Path, answer: Connection) -> None:
     try:
         with planted(fault, engine):
-            answer.send(catch(fault, engine, folder))
+            found = catch(fault, engine, folder)
     except FaultError as error:
-        answer.send(Caught(fault, None, None, None, 0.0, str(error)))
+        answer.send_bytes(json.dumps({"error": str(error)}).encode())
+        return
+    told = {} if found is None else {"finding": vars(found[0]), "file": str(found[1])}
+    answer.send_bytes(json.dumps(told).encode())
 
 
-def catch(fault: Fault, engine: Engine, folder: Path) -> Caught:
-    """Look for a fault that is planted; write the shortest program that shows it."""
+def catch(fault: Fault, engine: Engine, folder: Path) -> tuple[Finding, Path] | None:
+    """Look for a fault that is planted; what it broke, and the file of the shortest program
+    that shows it.  None if the fault lives."""
     oracle = oracle_for(engine)
-    program = fault.program
-    if program is None:
-        program = hunt(engine, fault.budget, fault.seed)
-        if program is None:
-            return Caught(fault, None, None, None, 0.0)
-    found = supervise(engine, oracle, program)
-    if not found:
-        return Caught(fault, None, program, None, 0.0)
+    program = fault.program or hunt(engine, fault.budget, fault.seed)
+    found = supervise(engine, oracle, program) if program is not None else ()
+    if program is None or not found:
+        return None
     rule = found[0].rule
     program = shortest(program, rule, lambda shorter: supervise(engine, oracle, shorter))
     finding = supervise(engine, oracle, program)[0]
-    example = Counterexample(
-        engine.name, program, rule, finding.message, fault.seed, fault=fault.id
-    )
-    return Caught(fault, finding, program, example.write(folder), 0.0)
+    example = Counterexample(engine.name, program, rule, finding.message, fault.seed, fault.id)
+    return finding, example.write(folder)

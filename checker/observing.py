@@ -163,6 +163,11 @@ def _claim_ends(
     """A claim's phase changed: was this operation one that may do so?"""
     hard = claim.protection is Protection.HARD
     match claim.phase:
+        case Phase.MATERIALIZED if claim.survivors < claim.footprint:
+            yield (
+                "L7",
+                f"claim {name} was materialized with {claim.survivors} of {claim.footprint} blocks",
+            )
         case Phase.HARMED:
             if hard and operation.op not in FAULTS:
                 yield "L5", f"hard claim {name} was harmed by {operation.op}"

@@ -310,7 +310,7 @@ class Supervisor:
             yield from observing.answered(operation, answer.value)
         yield from self._time(operation, before, after)
         yield from self._shadow_phases(after)
-        yield from self._late_losses(events, steps, after)
+        yield from self._late_losses(events, steps, before, after)
         yield from self._content(operation, answer, before, after)
         yield from self._memory(after, steps)
         for event in events:
@@ -368,7 +368,11 @@ class Supervisor:
                 yield "P2", f"claim {claim_name} has ended and still refers to block {block}"
 
     def _late_losses(
-        self, events: Sequence[Event], steps: Sequence[PoolStep], after: Observation
+        self,
+        events: Sequence[Event],
+        steps: Sequence[PoolStep],
+        before: Observation,
+        after: Observation,
     ) -> Iterator[Broken]:
         """Content that an ended claim leaves behind and that is lost then is told, once (L4)."""
         told = []
@@ -377,6 +381,9 @@ class Supervisor:
             if event.event == "resident_block_materialized" and position is not None:
                 self._left.setdefault(claim, {})[position] = event.data["block_id"]
             elif event.event == "resident_block_lost" and event.claim_id is not None:
+                was = before.claims.get(event.claim_id)
+                if was is not None and was.phase in _RELEASED:
+                    continue  # a claim that has ended is told of its losses by another event
                 self._left.get(claim, {}).pop(position, None)
             elif event.event == "block_lost_after_release":
                 told.append((claim, position))

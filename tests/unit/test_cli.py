@@ -106,6 +106,7 @@ def failing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             "unknown engine 'foo' (known: reference, vllm, vllm-engine)",
         ),
         (["replay"], "Missing argument 'FILE'."),
+        (["replay", "nowhere.json"], "nowhere.json: No such file or directory"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
