@@ -169,10 +169,7 @@ def read_runs(lines: Sequence[str]) -> tuple[tuple[Event, ...], ...]:
 
 
 def _parse(line: str) -> Event:
-    try:
-        event = parse_event(line)
-    except TypeError:
-        raise TraceError("event is no name (T3)") from None
+    event = parse_event(line)
     for name in ("run_id", "policy"):
         if not isinstance(getattr(event, name), str):
             raise TraceError(f"{name} is not a text (T3)")

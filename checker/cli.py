@@ -215,27 +215,45 @@ def commands() -> None:
 @commands.command()
 @click.option("--rule", callback=_rule, help="Only this rule, such as F2.")
 @click.option("--machine", help="Only this machine.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=20.0,
+    show_default=True,
+    help="Seconds for one obligation; past them it is UNKNOWN.",
+)
 @_checks
-def prove(rule: str | None, machine: str | None, progress: Progress) -> Report:
+def prove(rule: str | None, machine: str | None, timeout: float, progress: Progress) -> Report:
     """Prove that every invariant is inductive, for any number of blocks, claims and requests."""
     from kvclaims.checker import prove as prover
 
-    return prover.prove(rule, machine, progress)
+    return prover.prove(rule, machine, progress, timeout_ms=max(1, round(timeout * 1000)))
 
 
 @commands.command()
 @click.argument("machine", required=False)
 @click.option("--set", "sets", multiple=True, callback=_settings, help="Size, as name=value.")
+@click.option(
+    "--export",
+    "graph",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the transition graph to this file: .graphml or .dot.",
+)
 @_checks
-def explore(machine: str | None, sets: Mapping[str, str], progress: Progress) -> Report:
+def explore(
+    machine: str | None, sets: Mapping[str, str], graph: Path | None, progress: Progress
+) -> Report:
     """Visit every state of a finite instance of MACHINE, or of all pinned instances."""
     from kvclaims.checker import explore as explorer
     from kvclaims.checker.instances import PINNED
 
-    if machine is None and sets:
-        raise click.UsageError("--set needs a MACHINE")
+    if machine is None and (sets or graph):
+        raise click.UsageError("--set and --export need a MACHINE")
     if machine is not None:
-        return explorer.explore(machine, sets, progress)
+        report = explorer.explore(machine, sets, progress)
+        if graph is not None:
+            explorer.export(machine, sets, graph)
+        return report
     parts = tuple(explorer.explore(name, {}, progress) for name in PINNED)
     return Several("instances", parts, sums=("states", "transitions"))
 
@@ -247,7 +265,7 @@ def conform(progress: Progress) -> Report:
     from kvclaims.checker import conform as conformance
 
     progress("replaying every step on the reference")
-    return conformance.conform()
+    return conformance.conform(progress=progress)
 
 
 @commands.command()
@@ -257,7 +275,7 @@ def twins(progress: Progress) -> Report:
     from kvclaims.checker import twins as must_fail
 
     progress("breaking each rule on purpose")
-    return must_fail.run_twins()
+    return must_fail.run_twins(progress)
 
 
 @commands.command()

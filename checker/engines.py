@@ -19,7 +19,6 @@ from kvclaims.spec.interface import BadOperation, Engine, EngineInfo, EngineMiss
 
 GROUP: Final = "kvclaims.engines"
 REFERENCE: Final = "reference"
-DEFAULT_BLOCK_SIZE: Final = 16
 
 PATH_VARIABLE: Final = "KVCLAIMS_ENGINE_PATH"
 """Set in a process whose import path already starts with the folder of `--engine-path`."""
@@ -49,20 +48,9 @@ def ready(name: str) -> tuple[Engine, EngineInfo]:
     engine = find(name)
     info = engine.info()
     wanted = os.environ.get(PATH_VARIABLE)
-    if wanted and package(engine) and not Path(info.path).resolve().is_relative_to(wanted):
+    if wanted and engine.package and not Path(info.path).resolve().is_relative_to(wanted):
         raise EngineMissing(f"engine {name} was imported from {info.path}, not from {wanted}")
     return engine, info
-
-
-def block_size(engine: Engine) -> int:
-    return cast(int, getattr(engine, "block_size", DEFAULT_BLOCK_SIZE))
-
-
-def package(engine: Engine) -> str | None:
-    """The import package that the engine's code comes from, None if it is kvclaims' own."""
-    if engine.name == REFERENCE:
-        return None
-    return cast("str", getattr(engine, "package", engine.name.partition("-")[0]))
 
 
 def first_line(error: BaseException) -> str:
@@ -75,7 +63,7 @@ def check_path(folder: Path, engine_names: Sequence[str]) -> None:
     """Whether the folder holds the package of one of the engines; `BadOperation` if not."""
     if not folder.is_dir():
         raise BadOperation(f"--engine-path: no folder {folder}")
-    packages = sorted({p for name in engine_names if (p := package(find(name)))})
+    packages = sorted({p for name in engine_names if (p := find(name).package)})
     if not packages:
         raise BadOperation(
             f"--engine-path: {', '.join(engine_names)} has no package of its own to take from there"

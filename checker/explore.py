@@ -256,17 +256,29 @@ def transition_graph(compiled: Compiled, limit: int = 20_000) -> nx.MultiDiGraph
     return graph
 
 
-def export(compiled: Compiled, form: str, path: Path) -> None:
-    """Write the transition graph as `graphml` or `dot`.  Raises BadOperation for other forms."""
-    if form not in ("graphml", "dot"):
-        raise BadOperation(f"cannot export {form!r} (known: graphml, dot)")
-    graph = transition_graph(compiled)
-    if form == "graphml":
-        nx.write_graphml(graph, path)
-    else:
-        bare = nx.MultiDiGraph()
-        bare.add_nodes_from(graph)
-        bare.add_edges_from(
-            (u, v, {"label": f'"{d["label"]}"'}) for u, v, d in graph.edges(data=True)
-        )
-        path.write_text(nx.nx_pydot.to_pydot(bare).to_string(), encoding="utf-8")
+def export(machine: str, settings: Mapping[str, str], path: Path) -> None:
+    """Write the transition graph of an instance as GraphML or DOT, by the file's ending.
+
+    Raises BadOperation for another ending, a graph too large to look at, or a path that cannot
+    be written.
+    """
+    if path.suffix not in (".graphml", ".dot"):
+        raise BadOperation(f"cannot export {path.name!r} (known: .graphml, .dot)")
+    graph = transition_graph(compile_instance(instances.instance(machine, settings)))
+    try:
+        if path.suffix == ".graphml":
+            nx.write_graphml(graph, path)
+        else:
+            path.write_text(_dot(graph), encoding="utf-8")
+    except OSError as error:
+        raise BadOperation(f"cannot write {path}: {error.strerror}") from None
+
+
+def _dot(graph: nx.MultiDiGraph) -> str:
+    """States by number and steps by name; pydot wants labels quoted."""
+    bare = nx.MultiDiGraph()
+    bare.add_nodes_from(graph)
+    for before, after, label in graph.edges(data="label"):
+        bare.add_edge(before, after, label=f'"{label}"')
+    text: str = nx.nx_pydot.to_pydot(bare).to_string()
+    return text

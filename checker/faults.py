@@ -149,7 +149,7 @@ def planted(fault: Fault, engine: Engine) -> Iterator[None]:
 
 def _module(fault: Fault, edit: Edit, engine: Engine) -> ModuleType:
     name = edit.path.removesuffix(".py").replace("/", ".")
-    if engines.package(engine) is None:
+    if engine.package is None:
         name = f"{_OWN_PACKAGE}.{name}"
     try:
         return importlib.import_module(name)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Self
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, settings, target
@@ -22,7 +22,6 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -47,7 +46,7 @@ from kvclaims.checker.verdicts import Progress, counted
 from kvclaims.spec import pool
 from kvclaims.spec.interface import Engine, EngineInfo, PoolConfig, PredicateKind
 from kvclaims.spec.operations import Operation, parse
-from kvclaims.spec.vocabulary import Protection, Verdict
+from kvclaims.spec.vocabulary import RESPONSIBLE, Protection, Verdict
 
 DEFAULT_STEPS: Final = 3000
 """Operations where neither a number nor a time is asked for."""
@@ -159,7 +158,24 @@ class _Session:
 _CLAIMS: Final = ("a", "b", "c", "d")
 _STREAMS: Final = ("A", "B", "C")
 _PROTECTIONS: Final = (Protection.HARD, Protection.HARD, Protection.HARD, *Protection)
-_LONGEST_STEP: Final = 6
+_KINDS: Final = tuple(
+    kind
+    for kind, weight in {
+        "step": 7,
+        "submit": 6,
+        "declare": 4,
+        "drain": 1,
+        "release": 1,
+        "demote": 1,
+        "renew": 1,
+        "advance": 2,
+        "abort": 2,
+        "lose": 2,
+        "reset": 1,
+    }.items()
+    for _ in range(weight)
+)
+"""Operations, each as often as it should be chosen."""
 
 
 def _contents(usable: int, block_size: int) -> st.SearchStrategy[list[list[Any]]]:
@@ -212,7 +228,7 @@ class _Machine(RuleBasedStateMachine):
         self.done.append(operation)
         self._judge(self.supervisor.do(operation))
 
-    def content(self, data: st.DataObject) -> list[list[Any]]:
+    def _content(self, data: st.DataObject) -> list[list[Any]]:
         """A content used before, or a new one."""
         if self.spoken and data.draw(st.booleans()):
             return data.draw(st.sampled_from(self.spoken))
@@ -224,26 +240,33 @@ class _Machine(RuleBasedStateMachine):
         if found:
             self.session.broke(Program(self.config, tuple(self.done)), found)
 
-    @rule(data=st.data())
-    def submit(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), kind=st.sampled_from(_KINDS))
+    def operate(self, data: st.DataObject, kind: str) -> None:
+        """One operation, likely one that does something in the state at hand."""
+        chosen = self._choices.get(kind)
+        self.do(op=kind, **(chosen(self, data) if chosen else {}))
+
+    def _submit(self, data: st.DataObject) -> dict[str, Any]:
         size = self.session.block_size
         self.requests += 1
         chosen: dict[str, Any] = {
             "request": f"r{self.requests}",
-            "content": self.content(data),
-            "max_new_tokens": data.draw(st.sampled_from((1, 1, 2, size + 1, 2 * size))),
+            "content": self._content(data),
+            "max_new_tokens": data.draw(st.sampled_from((1, 2, size + 1, 2 * size))),
         }
         if data.draw(st.integers(0, 4)) == 4:
             chosen["admit_reuse"] = False
         if data.draw(st.integers(0, 9)) == 9:
             chosen["salt"] = "other"
-        self.do(op="submit", **chosen)
+        return chosen
 
-    @rule(data=st.data(), claim=st.sampled_from(_CLAIMS))
-    def declare(self, data: st.DataObject, claim: str) -> None:
-        content = self.content(data)
+    def _declare(self, data: st.DataObject) -> dict[str, Any]:
+        claim = data.draw(st.sampled_from(_CLAIMS))
+        content = self._content(data)
         full = sum(segment[1] for segment in content)
         chosen: dict[str, Any] = {
+            "claim": claim,
+            "content": content,
             "protection": data.draw(st.sampled_from(_PROTECTIONS)).value,
             "n": data.draw(st.one_of(st.just(full), st.integers(1, full))),
         }
@@ -254,45 +277,47 @@ class _Machine(RuleBasedStateMachine):
         if data.draw(st.booleans()):
             chosen["duration"] = data.draw(st.integers(1, 6))
         generation = self.generations.get(claim, 0) + (data.draw(st.integers(0, 7)) < 7)
-        self.generations[claim] = generation = max(1, generation)
-        self.do(op="declare", claim=claim, content=content, generation=generation, **chosen)
+        self.generations[claim] = chosen["generation"] = max(1, generation)
+        return chosen
 
-    @rule()
-    def step(self) -> None:
-        self.do(op="step")
+    def _claim(self, data: st.DataObject) -> dict[str, Any]:
+        """A claim in force, now and then any."""
+        seen = self.supervisor.seen.claims if self.supervisor else {}
+        in_force = [name for name, claim in seen.items() if claim.phase in RESPONSIBLE]
+        any_one = not in_force or data.draw(st.integers(0, 7)) == 7
+        return {"claim": data.draw(st.sampled_from(_CLAIMS if any_one else in_force))}
 
-    @rule(times=st.integers(2, _LONGEST_STEP))
-    def steps(self, times: int) -> None:
-        self.do(op="step", times=times)
+    def _renewal(self, data: st.DataObject) -> dict[str, Any]:
+        return {**self._claim(data), "duration": data.draw(st.integers(1, 6))}
 
-    @rule()
-    def drain(self) -> None:
-        self.do(op="drain")
+    def _request(self, data: st.DataObject) -> dict[str, Any]:
+        """A request that waits or runs, now and then any."""
+        seen = self.supervisor.seen.requests if self.supervisor else {}
+        active = [name for name, request in seen.items() if request.state != "finished"]
+        if active and data.draw(st.integers(0, 7)) < 7:
+            return {"request": data.draw(st.sampled_from(active))}
+        return {"request": f"r{data.draw(st.integers(1, 1 + self.requests))}"}
 
-    @precondition(lambda self: self.generations)
-    @rule(data=st.data(), end=st.sampled_from(("release", "demote")))
-    def end(self, data: st.DataObject, end: str) -> None:
-        self.do(op=end, claim=data.draw(st.sampled_from(sorted(self.generations))))
+    def _loss(self, data: st.DataObject) -> dict[str, Any]:
+        return {"content": self._content(data), "position": data.draw(st.integers(0, 3))}
 
-    @rule(data=st.data(), ticks=st.integers(1, 4))
-    def time(self, data: st.DataObject, ticks: int) -> None:
-        """Time passes, or, where there are claims, one is given more of it."""
-        if self.generations and data.draw(st.integers(0, 2)) == 2:
-            claim = data.draw(st.sampled_from(sorted(self.generations)))
-            self.do(op="renew", claim=claim, duration=ticks)
-        else:
-            self.do(op="advance", ticks=ticks)
+    def _times(self, data: st.DataObject) -> dict[str, Any]:
+        return {"times": data.draw(st.sampled_from((1, 1, 1, 2, 3, 6)))}
 
-    @rule(data=st.data(), what=st.sampled_from(("abort", "abort", "lose", "lose", "reset")))
-    def trouble(self, data: st.DataObject, what: str) -> None:
-        if what == "reset" or (what == "abort" and not self.requests):
-            self.do(op="reset")
-        elif what == "abort":
-            number = self.requests - data.draw(st.integers(0, min(3, self.requests - 1)))
-            self.do(op="abort", request=f"r{number}")
-        else:
-            position = data.draw(st.integers(0, 3))
-            self.do(op="lose", content=self.content(data), position=position)
+    def _ticks(self, data: st.DataObject) -> dict[str, Any]:
+        return {"ticks": data.draw(st.integers(1, 4))}
+
+    _choices: ClassVar[dict[str, Callable[[Self, st.DataObject], dict[str, Any]]]] = {
+        "submit": _submit,
+        "declare": _declare,
+        "release": _claim,
+        "demote": _claim,
+        "renew": _renewal,
+        "abort": _request,
+        "lose": _loss,
+        "step": _times,
+        "advance": _ticks,
+    }
 
     def teardown(self) -> None:
         supervisor = self.supervisor

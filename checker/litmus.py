@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kvclaims.checker.audit import Fold, Violation, read_runs
-from kvclaims.checker.engines import block_size, first_line
+from kvclaims.checker.engines import first_line
 from kvclaims.checker.monitor import Monitor
 from kvclaims.checker.programs import Case, Lowering, Program, builtin
 from kvclaims.checker.verdicts import Progress, counted, worst
@@ -161,6 +161,9 @@ class LitmusReport:
         yield f"{self.engine.name} {self.engine.version} ({self.engine.path})"
         for result in self.programs:
             yield f"  {result.verdict:12} {result.program.id:15} {result.program.title}"
+            for case in result.cases:
+                numbers = ", ".join(f"{k} {_shown(case.observed.get(k))}" for k in case.expected)
+                yield f"      {case.case + ': ' if case.case else ''}{numbers}"
             for case, problem in result.problems:
                 yield f"      {case.case + ': ' if case.case else ''}{problem}"
             failed = next((case for case in result.cases if case.problems), None)
@@ -171,6 +174,12 @@ class LitmusReport:
                 yield f"      {NOT_EXPOSED}: {name}"
         runs = sum(len(program.cases) for program in self.programs)
         yield f"{counted(len(self.programs), 'program')}, {counted(runs, 'run')}: {self.verdict}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return "+".join(map(str, value)) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def litmus(
@@ -201,7 +210,7 @@ def run_case(engine: Engine, program: Program, case: Case) -> CaseResult:
     return CaseResult(
         case=case.name,
         usable=case.usable,
-        block_size=block_size(engine),
+        block_size=engine.block_size,
         expected=case.expect,
         observed=run.observed,
         problems=tuple(problems),
@@ -247,7 +256,7 @@ class _Run:
 
     def perform(self) -> Iterator[Violation]:
         """Do every operation, then read and close the runtime."""
-        size = block_size(self.engine)
+        size = self.engine.block_size
         config = PoolConfig(self.case.usable, size, self.program.defer_limit)
         run_id = "-".join(filter(None, (self.program.id, self.case.name.replace("/", "-"))))
         number, doing = 0, "opening the pool"

@@ -79,13 +79,15 @@ class ReferenceEngine:
     """Always there: needs nothing but Python."""
 
     name = "reference"
+    block_size = 16
+    package = None
 
     def info(self) -> EngineInfo:
         try:
             release = version("kvclaims")
         except PackageNotFoundError:
             release = "0 (not installed)"
-        return EngineInfo(self.name, release, str(Path(__file__).parent))
+        return EngineInfo(self.name, release, str(Path(__file__).resolve().parent))
 
     def open(self, config: PoolConfig, run_id: str) -> MicroRuntime:
         return MicroRuntime(config, run_id, self.name)

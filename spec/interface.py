@@ -249,9 +249,20 @@ class EngineInfo:
 
 
 class Engine(Protocol):
-    """The object behind an entry point of the group `kvclaims.engines`."""
+    """The object behind an entry point of the group `kvclaims.engines`.
 
-    name: str
+    `block_size` is the one it runs programs with, in tokens; `package` the import package whose
+    code is under test, None for an engine that is part of `kvclaims`.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def package(self) -> str | None: ...
 
     def info(self) -> EngineInfo:
         """Raises `EngineMissing` where it cannot run."""

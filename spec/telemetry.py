@@ -116,7 +116,7 @@ def parse_event(line: str) -> Event:
     if raw.pop("schema_version") != SCHEMA_VERSION:
         raise TraceError("unknown schema version")
     kind = raw["event"]
-    if kind not in EVENTS:
+    if not isinstance(kind, str) or kind not in EVENTS:
         raise TraceError(f"unknown event {kind!r}")
     base = {name: raw.pop(name) for name in BASE_FIELDS if name != "schema_version"}
     for name in ("seq", "timestamp_ns", "usable_blocks"):

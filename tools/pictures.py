@@ -107,7 +107,8 @@ def conflict(engine: str = "reference") -> str:
     """Run it twice, without and with a hard claim, and draw every physical block."""
     rows = [*_native(find(engine)), *_claimed(find(engine))]
     placed = [Row(18 + 66 * i, *row) for i, row in enumerate(rows)]
-    return SVG.render(rows=placed, height=66 * len(rows) + 30, legend=LEGEND)
+    text: str = SVG.render(rows=placed, height=66 * len(rows) + 30, legend=LEGEND)
+    return text
 
 
 def _native(engine: Any) -> Iterator[tuple[str, str, tuple[Cell, ...]]]:

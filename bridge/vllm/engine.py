@@ -53,6 +53,7 @@ class InProcessEngine:
 
     name: str = "vllm"
     block_size: int = 16
+    package: str = "vllm"
 
     def info(self) -> EngineInfo:
         return vllm_info(self.name)
@@ -73,6 +74,7 @@ class WholeEngine:
 
     name: str = "vllm-engine"
     block_size: int = 32
+    package: str = "vllm"
 
     def info(self) -> EngineInfo:
         return vllm_info(self.name)

@@ -82,7 +82,7 @@ def failing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["audit"], "Missing argument 'TRACES...'."),
         (["audit", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
         (["explore", "nowhere"], "unknown machine 'nowhere' (known: claims, pool, "),
-        (["explore", "--set", "pool=3"], "--set needs a MACHINE"),
+        (["explore", "--set", "pool=3"], "--set and --export need a MACHINE"),
         (
             ["explore", "blockclaims", "--set", "pool"],
             "Invalid value for '--set': 'pool' is not name=value",

@@ -122,12 +122,16 @@ def test_the_graph_has_the_counted_states_and_steps() -> None:
 
 
 def test_graphs_are_read_back_as_they_were_written(tmp_path: Path) -> None:
-    compiled = compile_instance(instances.claims())
-    export(compiled, "graphml", tmp_path / "g.graphml")
+    export("claims", {}, tmp_path / "g.graphml")
     again = nx.read_graphml(tmp_path / "g.graphml")
     assert (again.number_of_nodes(), again.number_of_edges()) == (740, 3_138)
-    export(compiled, "dot", tmp_path / "g.dot")
+    export("claims", {}, tmp_path / "g.dot")
     assert (tmp_path / "g.dot").read_text().count("->") == 3_138
+
+
+def test_an_unknown_form_of_graph_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadOperation, match="cannot export 'g.png'"):
+        export("claims", {}, tmp_path / "g.png")
 
 
 def test_a_graph_too_large_to_look_at_is_refused() -> None:
