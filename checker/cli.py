@@ -346,6 +346,17 @@ def replay(file: Path, engine: str | None, progress: Progress) -> Report:
 
 
 @commands.command()
+@click.option("--engine", default=engines.REFERENCE, show_default=True, help="Engine to break.")
+@_checks
+@_engine_path
+def faults(engine: str, progress: Progress) -> Report:
+    """Plant faults in an engine: each has to be caught by the rule that it breaks."""
+    from kvclaims.checker import faults as planter
+
+    return planter.run_faults(engine, progress)
+
+
+@commands.command()
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
 @_checks
 def audit(traces: tuple[Path, ...], progress: Progress) -> Report:

@@ -93,8 +93,10 @@ def _read(raw: object) -> Counterexample:
         raise BadOperation("fault must be a text and seed a whole number, or null")
     pool = raw.get("pool")
     names = {"usable", "block_size", "defer_limit"}
-    if not isinstance(pool, dict) or set(pool) != names or any(
-        type(n) is not int for n in pool.values()
+    if (
+        not isinstance(pool, dict)
+        or set(pool) != names
+        or any(type(n) is not int for n in pool.values())
     ):
         raise BadOperation("pool must have whole numbers usable, block_size and defer_limit")
     operations = raw.get("operations")

@@ -14,13 +14,14 @@ from typing import Final
 from kvclaims.checker.monitor import Monitor
 from kvclaims.checker.observing import Broken
 from kvclaims.spec import pool
+from kvclaims.spec.claims import PHASE, hard, phase
 from kvclaims.spec.feasibility import Judgement, Promise, Situation, judge
 from kvclaims.spec.interface import Observation, PoolStep, RequestView
 from kvclaims.spec.telemetry import Event
 from kvclaims.spec.vocabulary import RESPONSIBLE, Outcome, Phase
 
 _TAKING: Final = frozenset({"admit", "take", "draw", "share"})
-_RESPONSIBLE: Final = frozenset(pool.PHASE.values.index(p) for p in RESPONSIBLE)
+_RESPONSIBLE: Final = frozenset(PHASE.values.index(p) for p in RESPONSIBLE)
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Foretold:
 
     visitor: Visitor
     hits: int
+    need: int
     judgement: Judgement
 
 
@@ -67,7 +69,7 @@ def foretell(
     materializes: dict[str, frozenset[str]] = {}
     for claim in claims:
         place = (claim.name,)
-        if not shadow.get(pool.hard, place) or shadow.get(pool.phase, place) not in _RESPONSIBLE:
+        if not shadow.get(hard, place) or shadow.get(phase, place) not in _RESPONSIBLE:
             continue
         covered = frozenset(b for _, b in shadow.index[pool.covers, 0].get(claim.name, ()))
         claim_id = claim.name.rpartition("#")[0]
@@ -78,15 +80,16 @@ def foretell(
     active: dict[str, set[int]] = {}
     for request, block in shadow.values[pool.held]:
         active.setdefault(request, set()).add(block)
+    need = -(-visitor.tokens // size) - len(hits)
     situation = Situation(
         usable=seen.usable,
         promises=promises,
         active={request: frozenset(blocks) for request, blocks in active.items()},
-        need=-(-visitor.tokens // size) - len(hits),
+        need=need,
         holds=frozenset(hits),
         materializes=materializes,
     )
-    return Foretold(visitor, len(hits), judge(situation))
+    return Foretold(visitor, len(hits), need, judge(situation))
 
 
 def nothing_grew(before: Observation, steps: Sequence[PoolStep], events: Sequence[Event]) -> bool:
@@ -97,7 +100,12 @@ def nothing_grew(before: Observation, steps: Sequence[PoolStep], events: Sequenc
 
 
 def judged(
-    foretold: Foretold, before: Observation, after: Observation, events: Sequence[Event], limit: int
+    foretold: Foretold,
+    before: Observation,
+    after: Observation,
+    events: Sequence[Event],
+    steps: Sequence[PoolStep],
+    limit: int,
 ) -> Iterator[Broken]:
     """Compare what was foretold with what the step did."""
     visitor, wanted = foretold.visitor, foretold.judgement
@@ -114,6 +122,9 @@ def judged(
                 f"{name} finds {foretold.hits} leading blocks resident, and was served "
                 f"{view.hit_blocks}",
             )
+        taken = sum(s.action in ("take", "draw") and s.args["r"] == visitor.name for s in steps)
+        if admitted and taken != foretold.need:
+            yield "B11", f"{name} needs {foretold.need} new blocks, and took {taken}"
         return
     if admitted:
         yield "F3", f"{name} was admitted with {wanted.missing_now} blocks missing"
@@ -155,4 +166,4 @@ def _answer(
 
 def phase_of(monitor: Monitor, claim: str) -> Phase:
     """Where the shadow has a claim (its name in the machine)."""
-    return Phase(pool.PHASE.values[monitor.shadow.get(pool.phase, (claim,))])
+    return Phase(PHASE.values[monitor.shadow.get(phase, (claim,))])

@@ -136,19 +136,19 @@ def _read(table: Mapping[str, Any], path: Path, block_size: int | None) -> Fault
 def planted(fault: Fault, engine: Engine) -> Iterator[None]:
     """The fault is in the live functions of this process; afterwards they are as before."""
     with ExitStack() as stack:
-        for edit in fault.edits:
-            module = _module(fault, edit, engine)
-            function, code = _altered(fault, edit, module)
-            stack.callback(setattr, function, "__code__", function.__code__)
-            try:
-                function.__code__ = code
-            except ValueError as error:
-                raise FaultError(f"{fault.id}: {error}") from None
+        for path in dict.fromkeys(edit.path for edit in fault.edits):
+            edits = [edit for edit in fault.edits if edit.path == path]
+            for function, code in _altered(fault, edits, _module(fault, path, engine)):
+                stack.callback(setattr, function, "__code__", function.__code__)
+                try:
+                    function.__code__ = code
+                except ValueError as error:
+                    raise FaultError(f"{fault.id}: {error}") from None
         yield
 
 
-def _module(fault: Fault, edit: Edit, engine: Engine) -> ModuleType:
-    name = edit.path.removesuffix(".py").replace("/", ".")
+def _module(fault: Fault, path: str, engine: Engine) -> ModuleType:
+    name = path.removesuffix(".py").replace("/", ".")
     if engine.package is None:
         name = f"{_OWN_PACKAGE}.{name}"
     try:
@@ -157,9 +157,19 @@ def _module(fault: Fault, edit: Edit, engine: Engine) -> ModuleType:
         raise FaultError(f"{fault.id}: {error}") from None
 
 
-def _altered(fault: Fault, edit: Edit, module: ModuleType) -> tuple[FunctionType, CodeType]:
-    """The live function and its code with the fragment replaced."""
+def _altered(
+    fault: Fault, edits: Sequence[Edit], module: ModuleType
+) -> list[tuple[FunctionType, CodeType]]:
+    """The live functions of one module with their code after all its edits."""
     tree = ast.parse(inspect.getsource(module))
+    live = {edit.function: _edited(fault, edit, tree, module) for edit in edits}
+    compiled = compile(ast.fix_missing_locations(tree), str(module.__file__), "exec")
+    codes = {code.co_qualname: code for code in _codes(compiled)}
+    return [(function, codes[name]) for name, function in live.items()]
+
+
+def _edited(fault: Fault, edit: Edit, tree: ast.Module, module: ModuleType) -> FunctionType:
+    """Replace the fragment in the tree; the live function that it belongs to."""
     node = _find_function(tree, edit.function)
     live = _live_function(module, edit.function)
     if node is None or live is None:
@@ -171,9 +181,7 @@ def _altered(fault: Fault, edit: Edit, module: ModuleType) -> tuple[FunctionType
             f"{fault.id}: {edit.function} in {edit.path} has the fragment {fragment.matches} "
             f"times, not {edit.count}: {edit.find!r}"
         )
-    compiled = compile(ast.fix_missing_locations(tree), str(module.__file__), "exec")
-    code = next(c for c in _codes(compiled) if c.co_qualname == edit.function)
-    return live, code
+    return live
 
 
 def _find_function(tree: ast.Module, qualname: str) -> ast.FunctionDef | None:
@@ -219,10 +227,10 @@ class _Fragment(ast.NodeTransformer):
         self._expression = _expression(find) and _expression(instead)
 
     def visit(self, node: ast.AST) -> Any:
-        if self._expression is not None and isinstance(node, ast.expr):
-            if ast.unparse(node) == self._find[0]:
-                self.matches += 1
-                return self._expression
+        is_expression = self._expression is not None and isinstance(node, ast.expr)
+        if is_expression and ast.unparse(node) == self._find[0]:
+            self.matches += 1
+            return self._expression
         self.generic_visit(node)
         if self._expression is None:
             for name in ("body", "orelse", "finalbody"):
@@ -330,7 +338,8 @@ class FaultReport:
         yield f"{self.engine.name} {self.engine.version} ({self.engine.path})"
         yield from (f"  {one}" for one in self.caught)
         good = sum(one.verdict is Verdict.HOLDS for one in self.caught)
-        yield f"{good} of {counted(len(self.caught), 'planted fault')} caught by name: {self.verdict}"
+        total = counted(len(self.caught), "planted fault")
+        yield f"{good} of {total} caught by name: {self.verdict}"
 
 
 def run_faults(

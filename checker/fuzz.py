@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, settings, target
@@ -114,6 +115,10 @@ class _Session:
     shrinking: int = 0
     """Operations spent on making the failure smaller."""
     is_over: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        return self.is_over or self.failure is not None
 
     def spend(self) -> None:
         """One operation more; raises `_Enough` where there is no budget for it."""
@@ -230,10 +235,11 @@ class _Machine(RuleBasedStateMachine):
 
     def _content(self, data: st.DataObject) -> list[list[Any]]:
         """A content used before, or a new one."""
-        if self.spoken and data.draw(st.booleans()):
-            return data.draw(st.sampled_from(self.spoken))
-        content = data.draw(self.contents)
-        self.spoken.append(content)
+        known = bool(self.spoken) and data.draw(st.booleans())
+        source = st.sampled_from(self.spoken) if known else self.contents
+        content: list[list[Any]] = data.draw(source)
+        if not known:
+            self.spoken.append(content)
         return content
 
     def _judge(self, found: Sequence[Finding]) -> None:
@@ -307,7 +313,7 @@ class _Machine(RuleBasedStateMachine):
     def _ticks(self, data: st.DataObject) -> dict[str, Any]:
         return {"ticks": data.draw(st.integers(1, 4))}
 
-    _choices: ClassVar[dict[str, Callable[[Self, st.DataObject], dict[str, Any]]]] = {
+    _choices: ClassVar[dict[str, Callable[[Any, st.DataObject], dict[str, Any]]]] = {
         "submit": _submit,
         "declare": _declare,
         "release": _claim,
@@ -493,9 +499,8 @@ def search(session: _Session, seed: int) -> None:
         print_blob=False,
         report_multiple_bugs=False,
     )
-    batch = 0
     with _own_storage():
-        while session.failure is None:
+        for batch in count():
             machine = _machine_for(session, seed * 1_000_003 + batch)
             try:
                 run_state_machine_as_test(machine, settings=chosen)
@@ -503,11 +508,9 @@ def search(session: _Session, seed: int) -> None:
                 return
             except Exception:
                 # Hypothesis complains in its own way of a run that was cut short.
-                if session.failure is None and not session.is_over:
-                    raise
-                if session.is_over:
+                if session.has_ended:
                     return
-            batch += 1
+                raise
 
 
 @contextmanager

@@ -122,7 +122,8 @@ def moves(operation: Operation, before: Observation, after: Observation) -> Iter
     for name, request in before.requests.items():
         now = after.requests.get(name)
         if now is None or (
-            request.state == "finished" and (now.state, now.outcome) != ("finished", request.outcome)
+            request.state == "finished"
+            and (now.state, now.outcome) != ("finished", request.outcome)
         ):
             yield "F4", f"request {name} had ended {request.outcome} and is heard of again"
     if operation.op in KEEPS_CONTENT and before.resident.keys() != after.resident.keys():
@@ -138,8 +139,10 @@ def _claim_moves(
     if reborn and not (own and operation.op == "declare"):
         yield "L1", f"generation {claim.generation} of claim {name} appeared out of nowhere"
         return
-    if was is not None and reborn and (
-        was.phase not in TERMINAL or claim.generation <= was.generation
+    if (
+        was is not None
+        and reborn
+        and (was.phase not in TERMINAL or claim.generation <= was.generation)
     ):
         yield (
             "L1",
@@ -223,7 +226,7 @@ DIFFERENCES: Final = {
     "requests": "F4",
     "state": "F3",
     "outcome": "F4",
-    "blocks": "F1",
+    "blocks": "B11",
     "hit_blocks": "P5",
     "shortfall": "F4",
     "blocking_claims": "F4",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def replay(path: Path, engine: str | None = None) -> ReplayReport:
     """
     example = read(path)
     found, info = engines.ready(engine or example.engine)
-    planted = nullcontext()
+    planted: AbstractContextManager[None] = nullcontext()
     if example.fault is not None:
         planted = faults.planted(faults.named(example.fault, found), found)
     with planted:

@@ -14,12 +14,21 @@ from typing import Any, Final
 
 from kvclaims.checker import observing
 from kvclaims.checker.audit import Fold, read_runs
-from kvclaims.checker.door import Foretold, Visitor, Wanted, foretell, judged, nothing_grew, phase_of
+from kvclaims.checker.door import (
+    Foretold,
+    Visitor,
+    Wanted,
+    foretell,
+    judged,
+    nothing_grew,
+    phase_of,
+)
 from kvclaims.checker.engines import REFERENCE, find, first_line
 from kvclaims.checker.monitor import Monitor
 from kvclaims.checker.observing import Broken
 from kvclaims.checker.watching import introduce
 from kvclaims.spec import pool
+from kvclaims.spec.claims import hard
 from kvclaims.spec.content import GENERATED_TOKEN, content_ids, tokens_of
 from kvclaims.spec.interface import (
     BadOperation,
@@ -113,8 +122,10 @@ class Supervisor:
         self._ends: dict[str, int] = {}
         self._wanted: dict[str, Wanted] = {}
         self._visitors: dict[str, tuple[tuple[str, ...], int, bool]] = {}
-        self._contents: dict[str, frozenset[str]] = {}
-        """Request → the contents that it can compute."""
+        self._contents: dict[str, tuple[str, ...]] = {}
+        """Request → the contents of its blocks, also of those that decoding fills."""
+        self._tables: dict[str, list[int]] = {}
+        """Request → the blocks it took, in order."""
         self._deferrals: dict[str, int] = {}
         self._preempted: set[str] = set()
         self._left: dict[str, dict[int, int]] = {}
@@ -125,8 +136,7 @@ class Supervisor:
         runtime.listen(self._heard.append)
         self._seen = runtime.observe()
         self._can_read_memory = self._reads_memory()
-        self.monitor.audit(snapshot)
-        self._collect([*self._monitored(), *_unstepped(self._whole(self._seen))], 0)
+        self._collect([*self._audited(), *_unstepped(self._whole(self._seen))], 0)
         self._told.append(len(runtime.events()))
 
     @property
@@ -203,7 +213,7 @@ class Supervisor:
             found += _unstepped(judged_so)
             if foretold is not None and nothing_grew(before, steps, events):
                 limit = self.runtime.config.defer_limit
-                found += _unstepped(judged(foretold, before, after, events, limit))
+                found += _unstepped(judged(foretold, before, after, events, steps, limit))
             if self.operations % self._audit_every == 0:
                 found += self._audited()
             found += _unstepped(self._compare(operation, answer, after))
@@ -250,7 +260,7 @@ class Supervisor:
             keys = content_ids(tokens, self._size, request.salt)
             self._visitors[name] = (keys, len(tokens), request.admit_reuse)
             grown = tokens + (GENERATED_TOKEN,) * request.max_new_tokens
-            self._contents[name] = frozenset(content_ids(grown, self._size, request.salt))
+            self._contents[name] = content_ids(grown, self._size, request.salt)
 
     def _is_legal(self, operation: Operation, before: Observation) -> bool:
         """Whether a runtime in this state has to accept the operation, known from outside."""
@@ -295,6 +305,7 @@ class Supervisor:
         steps: Sequence[PoolStep],
     ) -> Iterator[Broken]:
         yield from self._whole(after)
+        yield from self._registered(steps)
         if answer.refusal is not None:
             if legal:
                 yield "B9", f"{operation} was turned down: {answer.refusal}"
@@ -309,7 +320,7 @@ class Supervisor:
         if isinstance(answer.value, ClaimAnswer):
             yield from observing.answered(operation, answer.value)
         yield from self._time(operation, before, after)
-        yield from self._shadow_phases(after)
+        yield from self._shadow_agrees(after)
         yield from self._late_losses(events, steps, before, after)
         yield from self._content(operation, answer, before, after)
         yield from self._memory(after, steps)
@@ -318,8 +329,8 @@ class Supervisor:
 
     def _whole(self, seen: Observation) -> Iterator[Broken]:
         """Protected, active and free blocks, each counted once, are no more than the pool (F1)."""
-        hard = self.monitor.shadow.values[pool.hard]
-        pinned = {b for c, b in self.monitor.shadow.values[pool.covers] if (c,) in hard}
+        pins = self.monitor.shadow.values[hard]
+        pinned = {b for c, b in self.monitor.shadow.values[pool.covers] if (c,) in pins}
         used = pinned.union(*(view.blocks for view in seen.requests.values()))
         if len(used) + seen.free > seen.usable:
             yield (
@@ -351,9 +362,9 @@ class Supervisor:
             if claim.phase is Phase.EXPIRED and fresh and not due:
                 yield "L6", f"claim {name} expired at {self._now}, before its end {end}"
 
-    def _shadow_phases(self, after: Observation) -> Iterator[Broken]:
-        """What a runtime says of its claims is what its own steps made of them (L3, P3, P2)."""
-        hard = self.monitor.shadow.values[pool.hard]
+    def _shadow_agrees(self, after: Observation) -> Iterator[Broken]:
+        """What a runtime says of claims and requests is what its own steps made of them."""
+        pins = self.monitor.shadow.values[hard]
         for name, claim in after.claims.items():
             told = phase_of(self.monitor, f"{name}#{claim.generation}")
             if told is not claim.phase:
@@ -364,8 +375,12 @@ class Supervisor:
                 yield rule, f"claim {name} is {claim.phase}, its blocks make it {told}"
         for claim_name, block in self.monitor.shadow.values[pool.covers]:
             ended = phase_of(self.monitor, claim_name) not in RESPONSIBLE
-            if ended and (claim_name,) in hard:
+            if ended and (claim_name,) in pins:
                 yield "P2", f"claim {claim_name} has ended and still refers to block {block}"
+        for name, block in self.monitor.shadow.values[pool.held]:
+            request = after.requests.get(name)
+            if request is not None and request.state == "finished":
+                yield "B7", f"request {name} has ended, and block {block} did not come back"
 
     def _late_losses(
         self,
@@ -375,10 +390,10 @@ class Supervisor:
         after: Observation,
     ) -> Iterator[Broken]:
         """Content that an ended claim leaves behind and that is lost then is told, once (L4)."""
-        told = []
+        told: list[tuple[str, int]] = []
         for event in events:
-            claim, position = f"{event.claim_id}#{event.generation}", event.data.get("position")
-            if event.event == "resident_block_materialized" and position is not None:
+            claim, position = f"{event.claim_id}#{event.generation}", event.data.get("position", 0)
+            if event.event == "resident_block_materialized":
                 self._left.setdefault(claim, {})[position] = event.data["block_id"]
             elif event.event == "resident_block_lost" and event.claim_id is not None:
                 was = before.claims.get(event.claim_id)
@@ -439,6 +454,23 @@ class Supervisor:
                 yield "P4", f"a no-admit request left content {key} behind"
             else:
                 yield "B4", f"content {key} became visible, and no request computed it"
+
+    def _registered(self, steps: Sequence[PoolStep]) -> Iterator[Broken]:
+        """A block becomes visible under the content of its place in the request's table (B4)."""
+        for step in steps:
+            request = step.args.get("r", "")
+            table = self._tables.setdefault(request, [])
+            match step.action:
+                case "take" | "draw" | "share":
+                    table.append(step.args["b"])
+                case "drop" | "give_back" if step.args["b"] in table:
+                    table.remove(step.args["b"])
+                case "retire":
+                    table.clear()
+                case "register" if step.args["b"] in table and request in self._contents:
+                    position, key = table.index(step.args["b"]), step.args["k"]
+                    if self._contents[request][position : position + 1] != (key,):
+                        yield "B4", f"block {position} of request {request} is named {key}"
 
     def _memory(self, after: Observation, steps: Sequence[PoolStep]) -> Iterator[Broken]:
         """Resident KV stays as it was written: only a newly registered block may differ."""
@@ -565,7 +597,10 @@ class Supervisor:
         for name, seen in self._seen.requests.items():
             request = fold.requests.get(name)
             if request is None or request.state != seen.state:
-                yield "T2", f"request {name} is {seen.state}, the trace: {request and request.state}"
+                yield (
+                    "T2",
+                    f"request {name} is {seen.state}, the trace: {request and request.state}",
+                )
             elif seen.state == "finished" and (
                 (seen.outcome, seen.shortfall, seen.blocking_claims)
                 != (request.outcome, request.shortfall, request.blocking_claims)

@@ -54,6 +54,8 @@ class InProcessEngine:
     name: str = "vllm"
     block_size: int = 16
     package: str = "vllm"
+    faults: Path = Path(__file__).parent / "faults.toml"
+    """Planted faults that the checker has to catch (`kvclaims faults`)."""
 
     def info(self) -> EngineInfo:
         return vllm_info(self.name)
