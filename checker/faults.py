@@ -24,8 +24,8 @@ from typing import Any, Final, cast
 
 from kvclaims.checker import engines
 from kvclaims.checker.counterexample import FOLDER, Counterexample, read, shortest
-from kvclaims.checker.fuzz import hunt
-from kvclaims.checker.supervise import Finding, Program, oracle_for, supervise
+from kvclaims.checker.fuzz import SMALL_BLOCK, hunt
+from kvclaims.checker.supervise import Finding, Program, oracle_for, supervise, warm_up
 from kvclaims.checker.verdicts import Progress, counted, worst
 from kvclaims.spec.interface import BadOperation, Engine, EngineInfo, PoolConfig
 from kvclaims.spec.operations import parse
@@ -110,7 +110,9 @@ def _read(table: Mapping[str, Any], path: Path, block_size: int | None) -> Fault
         program = None
         if "operations" in table:
             config = PoolConfig(
-                table["usable"], table.get("block_size", block_size or 4), table["defer_limit"]
+                table["usable"],
+                table.get("block_size", block_size or SMALL_BLOCK),
+                table["defer_limit"],
             )
             program = Program(config, tuple(parse(item) for item in table["operations"]))
         fault = Fault(
@@ -348,7 +350,7 @@ def run_faults(
     """Plant each fault of an engine in a child of its own and look for it."""
     engine, info = engines.ready(target)
     faults = [fault for fault in faults_of(engine) if not only or fault.id in only]
-    engine.open(PoolConfig(4, getattr(engine, "block_size", 4)), "warm").close()
+    warm_up(engine, getattr(engine, "block_size", SMALL_BLOCK))
     caught = []
     for fault in faults:
         progress(f"{fault.id} in {info.name}")

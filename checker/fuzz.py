@@ -42,6 +42,7 @@ from kvclaims.checker.supervise import (
     open_supervised,
     oracle_for,
     supervise,
+    warm_up,
 )
 from kvclaims.checker.verdicts import Progress, counted
 from kvclaims.spec import pool
@@ -438,6 +439,8 @@ def fuzz(
 
     The same seed and steps make the same run.  A counterexample is written into `folder`.
     """
+    progress(f"starting {engine.name}")
+    warm_up(engine, getattr(engine, "block_size", SMALL_BLOCK))
     started = time.monotonic()
     session = _session(engine, steps, seconds, progress)
     search(session, seed)

@@ -650,6 +650,11 @@ def oracle_for(engine: Engine) -> Engine | None:
     return None if engine.name == REFERENCE else find(REFERENCE)
 
 
+def warm_up(engine: Engine, block_size: int) -> None:
+    """Open and close a pool once, so that what an engine imports and boots is not timed."""
+    engine.open(PoolConfig(4, block_size), "warm-up").close()
+
+
 def open_supervised(
     engine: Engine, oracle: Engine | None, config: PoolConfig, *, audit_every: int = 1
 ) -> Supervisor:

@@ -131,6 +131,8 @@ class VllmRuntime:
         """vLLM's id of a request → the id that the program gave it."""
         self._ids: dict[str, str] = {}
         self._open = True
+        self._trace: tuple[Event, ...] | None = None
+        """The events once the trace has been closed: an engine ends requests when it stops."""
         self._now = 0
         self._ticks = 0
         self._recorder = Recorder(run_id, POLICY, config.usable, self._clock)
@@ -246,7 +248,7 @@ class VllmRuntime:
         return self._claims.observer.snapshot(self._claims.book.pins())
 
     def events(self) -> tuple[Event, ...]:
-        return tuple(self._recorder.events)
+        return tuple(self._recorder.events) if self._trace is None else self._trace
 
     def listen(self, listener: Callable[[PoolStep], None]) -> None:
         self._claims.observer.listen(listener)
@@ -256,6 +258,7 @@ class VllmRuntime:
         self._check_open()
         self._open = False
         self._recorder.emit("trace_closed", events=len(self._recorder.events))
+        self._trace = tuple(self._recorder.events)
         self._driver.close()
 
     def _clock(self) -> int:

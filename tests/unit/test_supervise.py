@@ -207,7 +207,7 @@ STEP = parse({"op": "step"})
         (STEP, claim(Phase.RELEASED), claim(Phase.ACCEPTED, generation=2), "L1"),
         (STEP, None, claim(Phase.ACCEPTED), "L1"),
         (
-            STEP,
+            parse({"op": "abort", "request": "r"}),
             claim(Phase.MATERIALIZED, Protection.SOFT),
             claim(Phase.HARMED, Protection.SOFT),
             "L3",
