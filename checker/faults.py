@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from kvclaims.checker import engines
 from kvclaims.checker.counterexample import FOLDER, Counterexample, read, shortest
@@ -34,7 +34,6 @@ from kvclaims.spec.vocabulary import RULES, Verdict
 TIME_LIMIT_S: Final = 60
 """A fault that is not decided by then is reported as not shown."""
 
-_OWN: Final = Path(__file__).parent / "faults" / "reference.toml"
 _OWN_PACKAGE: Final = "kvclaims"
 
 
@@ -73,12 +72,10 @@ class Fault:
 
 
 def faults_of(engine: Engine) -> tuple[Fault, ...]:
-    """The faults that come with an engine: its attribute `faults` is the path of their file."""
-    own = _OWN if engine.name == engines.REFERENCE else None
-    path = cast("Path | None", getattr(engine, "faults", own))
-    if path is None:
+    """The faults that come with an engine.  Raises BadOperation where there are none."""
+    if engine.faults is None:
         raise BadOperation(f"engine {engine.name} comes with no planted faults")
-    return read_faults(path, getattr(engine, "block_size", None))
+    return read_faults(engine.faults, engine.block_size)
 
 
 def named(fault_id: str, engine: Engine) -> Fault:
@@ -350,7 +347,7 @@ def run_faults(
     """Plant each fault of an engine in a child of its own and look for it."""
     engine, info = engines.ready(target)
     faults = [fault for fault in faults_of(engine) if not only or fault.id in only]
-    warm_up(engine, getattr(engine, "block_size", SMALL_BLOCK))
+    warm_up(engine, engine.block_size)
     caught = []
     for fault in faults:
         progress(f"{fault.id} in {info.name}")

@@ -38,6 +38,9 @@ OWN_PARTS: Final = ("prove", "explore", "conform", "twins")
 LONGEST_FIRST: Final = ("twins", "conform", "prove", "explore")
 """The same in the order of their start, so that no long one is left to the end."""
 
+_OPTIONS: Final = {"prove": ["--no-cache"]}
+"""What a part is run with: the gate proves anew whatever was proved before."""
+
 _TITLES: Final = {"prove": "proofs", "explore": "exploration", "conform": "conformance"}
 
 _COUNTED: Final = {
@@ -51,6 +54,9 @@ _COUNTED: Final = {
     "steps": "step",
     "events": "event",
     "monitored_steps": "monitored step",
+    "edges": "replayed step",
+    "refused": "refusal",
+    "faults": "planted fault",
 }
 """Fields of a command's JSON that say what it did, with the word for one of them."""
 
@@ -275,13 +281,13 @@ def _monitor(parts: Sequence[Part]) -> Part:
 
 
 def _own_job(command: str, progress: Progress) -> Callable[[], list[Part]]:
-    return lambda: [_run(command, None, [], progress)]
+    return lambda: [_run(command, None, _OPTIONS.get(command, []), progress)]
 
 
 def _engine_job(
     name: str, trace: Path, fuzz_seconds: float, seed: int, progress: Progress
 ) -> Callable[[], list[Part]]:
-    """Litmus, then fuzzing if the engine runs here."""
+    """Litmus; then, if the engine runs here, fuzzing, and the faults that are planted in it."""
 
     def job() -> list[Part]:
         programs = _run("litmus", name, ["--trace", str(trace)], progress)
@@ -289,7 +295,11 @@ def _engine_job(
             return [programs]
         options = ["--seconds", f"{fuzz_seconds:.3f}", "--seed", str(seed)]
         options += ["--output", str(trace.parent)]
-        return [programs, _run("fuzz", name, options, progress)]
+        parts = [programs, _run("fuzz", name, options, progress)]
+        if engines.find(name).faults is not None:
+            faults = _run("faults", name, ["--output", str(trace.parent)], progress)
+            parts.append(faults)
+        return parts
 
     return job
 

@@ -81,6 +81,7 @@ class ReferenceEngine:
     name = "reference"
     block_size = 16
     package = None
+    faults = Path(__file__).with_name("faults.toml")
 
     def info(self) -> EngineInfo:
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol
 
 from kvclaims.spec.telemetry import Event
@@ -252,7 +253,8 @@ class Engine(Protocol):
     """The object behind an entry point of the group `kvclaims.engines`.
 
     `block_size` is the one it runs programs with, in tokens; `package` the import package whose
-    code is under test, None for an engine that is part of `kvclaims`.
+    code is under test, None for an engine that is part of `kvclaims`; `faults` the file of the
+    faults that can be planted in it, None where there are none.
     """
 
     @property
@@ -263,6 +265,9 @@ class Engine(Protocol):
 
     @property
     def package(self) -> str | None: ...
+
+    @property
+    def faults(self) -> Path | None: ...
 
     def info(self) -> EngineInfo:
         """Raises `EngineMissing` where it cannot run."""

@@ -77,6 +77,8 @@ class WholeEngine:
     name: str = "vllm-engine"
     block_size: int = 32
     package: str = "vllm"
+    faults: None = None
+    """Those of `vllm` are faults in the same code."""
 
     def info(self) -> EngineInfo:
         return vllm_info(self.name)

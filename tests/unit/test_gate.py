@@ -53,6 +53,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "not_exposed": [],
         "monitored_steps": 100,
     },
+    "faults": {"verdict": "HOLDS", "faults": [{}, {}], "violations": []},
     "fuzz": {"verdict": "HOLDS", "steps": 7, "operations": 7, "violations": [], "not_exposed": []},
 }
 VIOLATION = {
@@ -102,15 +103,15 @@ def test_all_is_well(tmp_path: Path, answers: Answers) -> None:
     assert report.verdict is Verdict.HOLDS
     assert [part.name for part in report.parts] == [
         *("proofs", "exploration", "conformance", "twins"),
-        *("litmus reference", "fuzz reference"),
-        *("litmus vllm", "fuzz vllm"),
+        *("litmus reference", "fuzz reference", "faults reference"),
+        *("litmus vllm", "fuzz vllm", "faults vllm"),
         *("litmus vllm-engine", "fuzz vllm-engine"),
         "monitor",
     ]
     rows = list(report.lines())
     assert rows[0].endswith("1 obligation")
     assert rows[1].endswith("10 states, 20 transitions")
-    assert rows[10].endswith("300 monitored steps")
+    assert rows[12].endswith("300 monitored steps")
     assert (tmp_path / "trace.jsonl").read_text() == "reference\nvllm\nvllm-engine\n"
     assert (report.to_json()["steps"], report.to_json()["operations"]) == (21, 21)
     assert len(report.to_json()["engines"]) == 3
@@ -208,7 +209,7 @@ def test_a_litmus_violation_can_be_replayed(tmp_path: Path, answers: Answers) ->
     operations = [{"op": "mark", "content": [["A", 1]]}, {"op": "drain"}]
     found["violations"] = [{**VIOLATION, "pool": pool, "operations": operations}]
     answers.set("litmus", "vllm", 1, found)
-    example = read(tmp_path / run(tmp_path).parts[6].counterexample(1))
+    example = read(tmp_path / run(tmp_path).parts[7].counterexample(1))
     assert (example.engine, example.rule, example.program.config.usable) == ("vllm", "F4", 80)
     assert [operation.op for operation in example.program.operations] == ["drain"]
 
