@@ -203,6 +203,15 @@ def _settings(
     return settings
 
 
+_output = click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("counterexamples"),
+    show_default=True,
+    help="Folder for counterexamples.",
+)
+
+
 # --- the commands ------------------------------------------------------------------------
 
 
@@ -222,12 +231,51 @@ def commands() -> None:
     show_default=True,
     help="Seconds for one obligation; past them it is UNKNOWN.",
 )
+@click.option(
+    "--solver",
+    type=click.Choice(["z3", "cvc5", "both"]),
+    default="z3",
+    show_default=True,
+    help="Who decides; both have to agree.",
+)
+@click.option(
+    "--emit",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write every obligation to this folder as an SMT-LIB file.",
+)
+@click.option(
+    "--cache",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of proofs kept from before (default: the user's cache folder).",
+)
+@click.option("--no-cache", is_flag=True, help="Prove everything anew, and keep nothing.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes (default: one for each core).")
 @_checks
-def prove(rule: str | None, machine: str | None, timeout: float, progress: Progress) -> Report:
+def prove(
+    rule: str | None,
+    machine: str | None,
+    timeout: float,
+    solver: str,
+    emit: Path | None,
+    cache: Path | None,
+    no_cache: bool,
+    jobs: int | None,
+    progress: Progress,
+) -> Report:
     """Prove that every invariant is inductive, for any number of blocks, claims and requests."""
     from kvclaims.checker import prove as prover
+    from kvclaims.checker.proofcache import default_folder
 
-    return prover.prove(rule, machine, progress, timeout_ms=max(1, round(timeout * 1000)))
+    if cache is not None and no_cache:
+        raise click.UsageError("give --cache or --no-cache, not both")
+    ways = prover.Ways(
+        timeout_ms=max(1, round(timeout * 1000)),
+        solver=solver,
+        emit=emit,
+        cache=None if no_cache else cache or default_folder(),
+        jobs=jobs or os.cpu_count() or 1,
+    )
+    return prover.prove(rule, machine, progress, ways)
 
 
 @commands.command()
@@ -239,23 +287,48 @@ def prove(rule: str | None, machine: str | None, timeout: float, progress: Progr
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the transition graph to this file: .graphml or .dot.",
 )
+@click.option(
+    "--by",
+    type=click.Choice(["python", "native", "symbolic"]),
+    help="Search with compiled Python (default for pinned instances), with native code (default "
+    "with --set), or with BDDs.",
+)
 @_checks
 def explore(
-    machine: str | None, sets: Mapping[str, str], graph: Path | None, progress: Progress
+    machine: str | None,
+    sets: Mapping[str, str],
+    graph: Path | None,
+    by: str | None,
+    progress: Progress,
 ) -> Report:
     """Visit every state of a finite instance of MACHINE, or of all pinned instances."""
     from kvclaims.checker import explore as explorer
     from kvclaims.checker.instances import PINNED
 
-    if machine is None and (sets or graph):
-        raise click.UsageError("--set and --export need a MACHINE")
+    if machine is None and (sets or graph or by):
+        raise click.UsageError("--set, --by and --export need a MACHINE")
     if machine is not None:
-        report = explorer.explore(machine, sets, progress)
+        report = _explored(machine, sets, by or ("native" if sets else "python"), progress)
         if graph is not None:
             explorer.export(machine, sets, graph)
         return report
     parts = tuple(explorer.explore(name, {}, progress) for name in PINNED)
     return Several("instances", parts, sums=("states", "transitions"))
+
+
+def _explored(machine: str, sets: Mapping[str, str], by: str, progress: Progress) -> Report:
+    from kvclaims.checker import explore as explorer
+    from kvclaims.checker.instances import instance
+
+    if by == "python":
+        return explorer.explore(machine, sets, progress)
+    if by == "native":
+        from kvclaims.checker.native import explore_native
+
+        return explore_native(instance(machine, sets), machine, progress)
+    from kvclaims.checker.symbolic import explore_symbolic
+
+    return explore_symbolic(instance(machine, sets), machine, progress)
 
 
 @commands.command()
@@ -306,13 +379,7 @@ def litmus(
 @click.option("--steps", type=click.IntRange(min=1), help="Operations to do.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Time to spend.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path("counterexamples"),
-    show_default=True,
-    help="Folder for a counterexample.",
-)
+@_output
 @_checks
 @_engine_path
 def fuzz(
@@ -347,13 +414,14 @@ def replay(file: Path, engine: str | None, progress: Progress) -> Report:
 
 @commands.command()
 @click.option("--engine", default=engines.REFERENCE, show_default=True, help="Engine to break.")
+@_output
 @_checks
 @_engine_path
-def faults(engine: str, progress: Progress) -> Report:
+def faults(engine: str, output: Path, progress: Progress) -> Report:
     """Plant faults in an engine: each has to be caught by the rule that it breaks."""
     from kvclaims.checker import faults as planter
 
-    return planter.run_faults(engine, progress)
+    return planter.run_faults(engine, progress, output)
 
 
 @commands.command()

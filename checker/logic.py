@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import z3
 
 from kvclaims.spec.language import (
     BOOL,
+    INT,
     NAT,
     NUMERIC,
     Action,
@@ -50,6 +52,11 @@ class Side:
     updates: tuple[Update, ...] = ()
     params: tuple[tuple[Var, z3.ExprRef], ...] = ()
 
+    @property
+    def label(self) -> str:
+        """The name as part of an identifier."""
+        return self.name.replace(" ", "_")
+
 
 BEFORE = Side("before")
 
@@ -60,9 +67,12 @@ class Logic:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.context = z3.Context()
-        self._sorts: dict[Sort, z3.SortRef] = {}
+        self.sorts: dict[Sort, z3.SortRef] = {}
+        self.declared: dict[str, z3.FuncDeclRef] = {}
+        """Every function and free constant by its name, parameters of actions excepted."""
         self._values: dict[Sort, list[z3.ExprRef]] = {}
-        self._functions: dict[Symbol, z3.FuncDeclRef] = {}
+        for symbol in machine.symbols:
+            self.function(symbol)
         self.ghosts = _Ghosts(self)
 
     def sort(self, sort: Sort) -> z3.SortRef:
@@ -70,19 +80,23 @@ class Logic:
             return z3.BoolSort(self.context)
         if sort in NUMERIC:
             return z3.IntSort(self.context)
-        if sort not in self._sorts:
+        if sort not in self.sorts:
             if sort.values:
-                made, values = z3.EnumSort(sort.name, list(sort.values), self.context)
-                self._sorts[sort], self._values[sort] = made, values
+                names = [f"{sort.name}.{value}" for value in sort.values]
+                self.sorts[sort], self._values[sort] = z3.EnumSort(sort.name, names, self.context)
             else:
-                self._sorts[sort] = z3.DeclareSort(sort.name, self.context)
-        return self._sorts[sort]
+                self.sorts[sort] = z3.DeclareSort(sort.name, self.context)
+        return self.sorts[sort]
 
     def function(self, symbol: Symbol) -> z3.FuncDeclRef:
-        if symbol not in self._functions:
-            domain = [self.sort(s) for s in symbol.domain]
-            self._functions[symbol] = z3.Function(symbol.name, *domain, self.sort(symbol.range))
-        return self._functions[symbol]
+        return self.declare(symbol.name, symbol.domain, symbol.range)
+
+    def declare(self, name: str, domain: tuple[Sort, ...], result: Sort) -> z3.FuncDeclRef:
+        """The function of that name, made when it is first asked for."""
+        if name not in self.declared:
+            sorts = [self.sort(s) for s in domain]
+            self.declared[name] = z3.Function(name, *sorts, self.sort(result))
+        return self.declared[name]
 
     def constant(self, name: str, sort: Sort) -> z3.ExprRef:
         return z3.Const(name, self.sort(sort))
@@ -131,7 +145,7 @@ class Logic:
                 else:
                     here.append(params[target] == arg)  # type: ignore[index]
             value = self.term(update.value, env)
-            current = z3.If(z3.And(*here), value, current) if here else value
+            current = z3.If(_all(here), value, current) if here else value
         return current
 
     def _literal(self, literal: bool | int, of: Sort) -> z3.ExprRef:
@@ -199,22 +213,10 @@ class _Ghosts:
         self.logic = logic
         self._by_key: dict[tuple[Var, Term], _Ghost] = {}
         self._settled: dict[tuple[int, str], bool] = {}
-        self._loose: dict[tuple[int, str], z3.FuncDeclRef] = {}
-        for term in self._totals():
+        self.relied: set[int] = set()
+        """Totals whose lemma was used since the set was last cleared (`lemma`)."""
+        for term in totals(logic.machine):
             self._ghost(term.var, term.body)
-
-    def _totals(self) -> Iterator[Bind]:
-        machine = self.logic.machine
-        sources = [a.enabled for a in machine.actions]
-        sources += [p.formula for p in machine.properties]
-        sources += [u.value for a in machine.actions for u in a.updates]
-        sources += [u.value for u in machine.init]
-        for partition in machine.partitions:
-            sources += [partition.whole, *partition.parts]
-        for source in sources:
-            for term in subterms(source):
-                if isinstance(term, Bind) and term.kind == "total":
-                    yield term
 
     def _ghost(self, var: Var, body: Term) -> _Ghost:
         found = tuple(v for v in free_vars(body) if v != var)
@@ -223,8 +225,8 @@ class _Ghosts:
         key = (bound, substitute(body, {**names, var: bound}))
         if key not in self._by_key:
             number = len(self._by_key)
-            sorts = [self.logic.sort(v.sort) for v in found]
-            function = z3.Function(f"total{number}", *sorts, z3.IntSort(self.logic.context))
+            domain = tuple(v.sort for v in found)
+            function = self.logic.declare(f"total{number}", domain, INT)
             self._by_key[key] = _Ghost(bound, key[1], tuple(names.values()), function, number)
         return self._by_key[key]
 
@@ -244,7 +246,7 @@ class _Ghosts:
             here = {**env, ghost.var: point}
             moved = self.logic.term(ghost.body, here, side) - self.logic.term(ghost.body, here)
             seen = [point == earlier for earlier in points[:i]]
-            value = value + (z3.If(z3.Or(*seen), 0, moved) if seen else moved)
+            value = value + (z3.If(_any(seen), 0, moved) if seen else moved)
         return value
 
     @staticmethod
@@ -252,12 +254,8 @@ class _Ghosts:
         return [e for v, e in side.params if v.sort == ghost.var.sort]
 
     def _fresh(self, ghost: _Ghost, side: Side) -> z3.FuncDeclRef:
-        key = (ghost.number, side.name)
-        if key not in self._loose:
-            sorts = [self.logic.sort(v.sort) for v in ghost.free]
-            name = f"total{ghost.number}_{side.name.replace(' ', '_')}"
-            self._loose[key] = z3.Function(name, *sorts, z3.IntSort(self.logic.context))
-        return self._loose[key]
+        domain = tuple(v.sort for v in ghost.free)
+        return self.logic.declare(f"total{ghost.number}_{side.label}", domain, INT)
 
     def _moves_only_at_points(self, ghost: _Ghost, side: Side) -> bool:
         """Whether the step leaves the summand alone away from the places it names.
@@ -267,15 +265,31 @@ class _Ghosts:
         """
         key = (ghost.number, side.name)
         if key not in self._settled:
-            env = self.logic.constants((*ghost.free, ghost.var), "at_")
             solver = z3.Solver(ctx=self.logic.context)
             solver.set("timeout", 2000)
-            for point in self._points(ghost, side):
-                solver.add(env[ghost.var] != point)
-            before = self.logic.term(ghost.body, env)
-            solver.add(before != self.logic.term(ghost.body, env, side))
+            solver.add(*self.lemma(ghost.number, side)[1])
             self._settled[key] = solver.check() == z3.unsat
+        if self._settled[key]:
+            self.relied.add(ghost.number)
         return self._settled[key]
+
+    def lemma(self, number: int, side: Side) -> tuple[list[z3.ExprRef], list[z3.ExprRef]]:
+        """The constants and assertions that say: the step changes the summand of a total at a
+        place it does not name.  Where they are unsatisfiable the total moves with the step."""
+        ghost = self._numbered[number]
+        env = self.logic.constants((*ghost.free, ghost.var), "at_")
+        away = [env[ghost.var] != point for point in self._points(ghost, side)]
+        before = self.logic.term(ghost.body, env)
+        changed = before != self.logic.term(ghost.body, env, side)
+        return list(env.values()), [*away, changed]
+
+    def body(self, number: int) -> Term:
+        """What a total adds up."""
+        return self._numbered[number].body
+
+    @property
+    def _numbered(self) -> tuple[_Ghost, ...]:
+        return tuple(self._by_key.values())
 
     def facts(self, side: Side) -> Iterator[z3.ExprRef]:
         """What is true of every finite sum, for each total of the machine:
@@ -290,9 +304,9 @@ class _Ghosts:
         for i, partition in enumerate(self.logic.machine.partitions):
             totals = (partition.whole, *partition.parts)
             values = [self.logic.term(t, {}, side) for t in totals]
-            w = self.logic.constant(f"apart{i}_{side.name}", partition.whole.var.sort)
+            w = self.logic.declare(f"apart{i}_{side.label}", (), partition.whole.var.sort)()
             at = [self.logic.term(t.body, {t.var: w}, side) for t in totals]
-            yield z3.Or(values[0] == z3.Sum(values[1:]), at[0] != z3.Sum(at[1:]))
+            yield z3.Or(values[0] == _sum(values[1:]), at[0] != _sum(at[1:]))
 
     def _sum_facts(self, ghost: _Ghost, side: Side) -> Iterator[z3.ExprRef]:
         logic = self.logic
@@ -301,14 +315,14 @@ class _Ghosts:
         x, y = logic.constants((ghost.var,), "x_"), logic.constants((ghost.var,), "y_")
         (first,), (second,) = x.values(), y.values()
         value = self._value(ghost, places, side)
-        sorts = [p.sort() for p in places]
+        domain = tuple(v.sort for v in ghost.free)
 
         def body(at: z3.ExprRef) -> z3.ExprRef:
             return logic.term(ghost.body, {**env, ghost.var: at}, side)
 
         def skolem(kind: str) -> z3.ExprRef:
-            name = f"{kind}{ghost.number}_{side.name.replace(' ', '_')}"
-            return z3.Function(name, *sorts, first.sort())(*places)
+            name = f"{kind}{ghost.number}_{side.label}"
+            return logic.declare(name, domain, ghost.var.sort)(*places)
 
         negative = z3.BoolVal(False, logic.context)
         if not _is_count(ghost.body):
@@ -323,11 +337,41 @@ class _Ghosts:
         yield _forall(places, z3.Or(value == 0, nonzero))
 
 
+def totals(machine: Machine) -> Iterator[Bind]:
+    """Every sum that the machine speaks of, as often as it does.  Properties come first: what
+    an action says of them too does not change the order of first occurrence."""
+    sources = [p.formula for p in machine.properties]
+    for partition in machine.partitions:
+        sources += [partition.whole, *partition.parts]
+    sources += [u.value for u in machine.init]
+    for action in machine.actions:
+        sources += [action.enabled, *(u.value for u in action.updates)]
+    for source in sources:
+        for term in subterms(source):
+            if isinstance(term, Bind) and term.kind == "total":
+                yield term
+
+
 def _is_count(body: Term) -> bool:
     match body:
         case Op("ite", (_, Lit(1, _), Lit(0, _))):
             return True
     return False
+
+
+# A connective of one argument is no SMT-LIB: solvers other than Z3 refuse it.
+
+
+def _all(parts: list[z3.ExprRef]) -> z3.ExprRef:
+    return parts[0] if len(parts) == 1 else z3.And(*parts)
+
+
+def _any(parts: list[z3.ExprRef]) -> z3.ExprRef:
+    return parts[0] if len(parts) == 1 else z3.Or(*parts)
+
+
+def _sum(parts: list[z3.ExprRef]) -> z3.ExprRef:
+    return reduce(lambda a, b: a + b, parts)
 
 
 def _forall(bound: tuple[z3.ExprRef, ...], body: z3.ExprRef) -> z3.ExprRef:

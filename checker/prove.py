@@ -1,78 +1,89 @@
 """Proofs: every invariant holds initially and is kept by every action, for any sizes.
 
-One obligation for each action and property.  What cannot be shown is told apart: NOT INDUCTIVE
-comes with two states and the action between them, UNKNOWN says that the solver gave up.
+One obligation for each action and property (`checker.induction`).  What cannot be shown is told
+apart: NOT INDUCTIVE comes with two states and the action between them, UNKNOWN says that the
+solver gave up.  Obligations of one action go to one process; what was proved before, and has
+not changed since, is taken from a folder of proofs (`checker.proofcache`).
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
-import z3
-
-from kvclaims.checker.ground import Gap, find_gap
+from kvclaims.checker import smtlib
+from kvclaims.checker.induction import (
+    INITIALLY,
+    QUICK_MS,
+    TIMEOUT_MS,
+    Obligation,
+    Prover,
+    Shown,
+    obligations,
+)
 from kvclaims.checker.instances import MACHINES
-from kvclaims.checker.logic import BEFORE, Logic, Side
+from kvclaims.checker.proofcache import Keys, ProofCache
+from kvclaims.checker.smtlib import Written
+from kvclaims.checker.solvers import Z3, Answer, chosen, solver_version
 from kvclaims.checker.verdicts import Progress, worst
 from kvclaims.spec.interface import BadOperation
-from kvclaims.spec.language import Action, Machine, Property, Var
+from kvclaims.spec.language import Machine, Property
 from kvclaims.spec.vocabulary import RULES, Verdict
 
-TIMEOUT_MS: Final = 20_000
-QUICK_MS: Final = 500
-INITIALLY: Final = "initially"
-
-
-@dataclass(frozen=True)
-class Obligation:
-    """One thing to show, and what came of it."""
-
-    machine: str
-    rule: str
-    name: str
-    action: str
-    verdict: Verdict
-    seconds: float
-    gap: Gap | None = None
-    reason: str = ""
-    solver: str = "z3"
-
-    def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "machine": self.machine,
-            "rule": self.rule,
-            "property": self.name,
-            "action": self.action,
-            "verdict": self.verdict,
-            "solver": self.solver,
-            "seconds": round(self.seconds, 4),
-        }
-        if self.gap:
-            found["before"], found["after"] = dict(self.gap.before), dict(self.gap.after)
-        if self.reason:
-            found["reason"] = self.reason
-        return found
+__all__ = [
+    "INITIALLY",
+    "Obligation",
+    "ProofReport",
+    "Prover",
+    "Ways",
+    "obligations",
+    "prove",
+    "prove_machine",
+]
 
 
 @dataclass(frozen=True)
 class ProofReport:
+    """`files` were written to `folder`; it is None where none were asked for."""
+
     obligations: tuple[Obligation, ...]
     seconds: float
+    folder: Path | None = None
+    files: int = 0
 
     @property
     def verdict(self) -> Verdict:
         """PROVED only if everything was; an empty selection is VACUOUS."""
         return worst(obligation.verdict for obligation in self.obligations)
 
+    @property
+    def cached(self) -> int:
+        """How many obligations were proved before and have not changed."""
+        return sum(obligation.cached for obligation in self.obligations)
+
     def to_json(self) -> dict[str, Any]:
-        return {
+        found: dict[str, Any] = {
             "verdict": self.verdict,
             "seconds": round(self.seconds, 3),
+            "cached": self.cached,
             "obligations": [obligation.to_json() for obligation in self.obligations],
         }
+        violations = [
+            {"rule": o.rule, "message": f"{o.name!r} of {o.machine} under {o.action}: {o.reason}"}
+            for o in self.obligations
+            if o.verdict is Verdict.VIOLATED
+        ]
+        if violations:
+            found["violations"] = violations
+        if self.folder:
+            found["emitted"] = {"folder": str(self.folder), "files": self.files}
+        return found
 
     def lines(self) -> Iterator[str]:
         """A line for each rule and machine, then what was not proved, in full."""
@@ -96,150 +107,221 @@ class ProofReport:
                 )
                 if obligation.gap:
                     yield from obligation.gap.lines()
-        yield f"{self.verdict}: {len(self.obligations)} obligations in {self.seconds:.2f} s"
-
-
-class Prover:
-    """The obligations of one machine."""
-
-    def __init__(
-        self, machine: Machine, timeout_ms: int = TIMEOUT_MS, quick_ms: int = QUICK_MS
-    ) -> None:
-        self.machine = machine
-        self.logic = Logic(machine)
-        self.timeout_ms = timeout_ms
-        self.quick_ms = min(quick_ms, timeout_ms)
-        self._settings: dict[str, _Setting] = {}
-
-    def initially(self, prop: Property) -> Obligation:
-        return self._discharge(prop, self._setting(INITIALLY))
-
-    def step(self, prop: Property, action: Action) -> Obligation:
-        """The property after `action`, given every invariant before it."""
-        return self._discharge(prop, self._setting(action.name))
-
-    def _setting(self, name: str) -> _Setting:
-        """What is given, built once for each action and shared by its obligations."""
-        if name not in self._settings:
-            logic, machine = self.logic, self.machine
-            given = [logic.term(axiom, {}) for axiom in machine.axioms]
-            env: dict[Var, z3.ExprRef] = {}
-            side = logic.initially()
-            if name != INITIALLY:
-                action = machine.action(name)
-                env, side = logic.after(action)
-                given += logic.typed(env)
-                given += [logic.term(inv.formula, {}) for inv in machine.invariants]
-                given.append(logic.term(action.enabled, env))
-            facts = [*logic.ghosts.facts(side)]
-            if name != INITIALLY:
-                facts += logic.ghosts.facts(BEFORE)
-            self._settings[name] = _Setting(name, env, side, given, facts)
-        return self._settings[name]
-
-    def _discharge(self, prop: Property, setting: _Setting) -> Obligation:
-        start = time.perf_counter()
-        wanted = (
-            self.logic.term(prop.formula, setting.env, BEFORE, setting.side)
-            if prop.of_steps
-            else self.logic.term(prop.formula, setting.env, setting.side)
+        if self.folder:
+            yield f"{self.files} SMT-LIB files in {self.folder}, listed in {smtlib.MANIFEST}"
+        solvers = sorted({obligation.solver for obligation in self.obligations})
+        before = f", {self.cached} of them proved before (cached)" if self.cached else ""
+        yield (
+            f"{self.verdict}: {len(self.obligations)} obligations by {', '.join(solvers)} "
+            f"in {self.seconds:.2f} s{before}"
         )
-        verdict, gap, reason = self._decide(prop, setting, z3.Not(wanted))
-        seconds = time.perf_counter() - start
-        return Obligation(
-            self.machine.name, prop.rule, prop.name, setting.name, verdict, seconds, gap, reason
-        )
-
-    def _decide(
-        self, prop: Property, setting: _Setting, refuted: z3.ExprRef
-    ) -> tuple[Verdict, Gap | None, str]:
-        """Quickly without the facts about sums, which most proofs do not need; then a search
-        for a small counterexample; then with the facts.  Of the proofs only `unsat` counts."""
-        answer, _ = self._ask([*setting.given, refuted], self.quick_ms)
-        if answer == z3.unsat:
-            return Verdict.PROVED, None, ""
-        action = None if setting.name == INITIALLY else self.machine.action(setting.name)
-        if gap := find_gap(self.machine, prop, action):
-            return Verdict.NOT_INDUCTIVE, gap, ""
-        answer, reason = self._ask([*setting.given, *setting.facts, refuted], self.timeout_ms)
-        if answer == z3.unsat:
-            return Verdict.PROVED, None, ""
-        if answer == z3.sat:
-            reason = "the facts about sums do not decide it, and no small state refutes it"
-        return Verdict.UNKNOWN, None, reason
-
-    def _ask(self, assertions: list[z3.ExprRef], timeout_ms: int) -> tuple[z3.CheckSatResult, str]:
-        solver = z3.Solver(ctx=self.logic.context)
-        solver.set("timeout", timeout_ms)
-        solver.add(*assertions)
-        answer = solver.check()
-        return answer, solver.reason_unknown() if answer == z3.unknown else ""
 
 
 @dataclass(frozen=True)
-class _Setting:
-    """The premises that the obligations of one action share."""
+class Ways:
+    """How to prove: by which solver, for how long, and where things are kept."""
 
-    name: str
-    env: Mapping[Var, z3.ExprRef]
-    side: Side
-    given: list[z3.ExprRef]
-    facts: list[z3.ExprRef]
+    timeout_ms: int = TIMEOUT_MS
+    solver: str = Z3
+    emit: Path | None = None
+    cache: Path | None = None
+    jobs: int = 1
 
 
-def obligations(machine: Machine, rule: str | None = None) -> Iterator[tuple[Property, str]]:
-    """Every (property, action name) that has to be shown, the initial state included."""
-    for prop in machine.properties:
-        if rule is not None and prop.rule != rule:
-            continue
-        if not prop.of_steps:
-            yield prop, INITIALLY
-        for action in machine.actions:
-            if prop.on in (None, action.name):
-                yield prop, action.name
+AS_USUAL: Final = Ways()
+
+
+@dataclass(frozen=True)
+class _Item:
+    """An obligation, its place in the report, and which solvers proved it before."""
+
+    place: int
+    prop: Property
+    known: Mapping[str, Shown]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Obligations of one action: they share their premises, so one process takes them all."""
+
+    machine: Machine
+    action: str
+    items: tuple[_Item, ...]
+
+
+@dataclass(frozen=True)
+class _Done:
+    place: int
+    found: Obligation
+    files: tuple[Written, ...] = ()
 
 
 def prove(
     rule: str | None = None,
     machine: str | None = None,
     progress: Progress | None = None,
-    timeout_ms: int = TIMEOUT_MS,
+    ways: Ways = AS_USUAL,
 ) -> ProofReport:
     """Discharge every obligation of a rule and machine, or of all.
 
-    An obligation that takes the solver longer than `timeout_ms` is UNKNOWN.  Raises
-    BadOperation for an unknown rule or machine.
+    An obligation that takes a solver longer than the time it is given is UNKNOWN.  Raises
+    BadOperation for an unknown rule, machine or solver, EngineMissing for a solver that is
+    not installed.
     """
     if rule is not None and rule not in RULES:
         raise BadOperation(f"unknown rule {rule!r} (known: {', '.join(RULES)})")
     if machine is not None and machine not in MACHINES:
         raise BadOperation(f"unknown machine {machine!r} (known: {', '.join(MACHINES)})")
     start = time.perf_counter()
-    done: list[Obligation] = []
-    for name, declared in MACHINES.items():
-        if machine not in (None, name):
-            continue
-        done += prove_machine(declared, rule, progress, timeout_ms)
+    declared = [m for name, m in MACHINES.items() if machine in (None, name)]
+    done = _discharge(declared, rule, progress, ways)
     if rule is not None and not done:
         raise BadOperation(f"no machine states rule {rule} yet")
-    return ProofReport(tuple(done), time.perf_counter() - start)
+    files = 0
+    if ways.emit:
+        files = smtlib.write_manifest(ways.emit, [file for each in done for file in each.files])
+    found = tuple(each.found for each in done)
+    return ProofReport(found, time.perf_counter() - start, ways.emit, files)
 
 
 def prove_machine(
     machine: Machine,
     rule: str | None = None,
     progress: Progress | None = None,
-    timeout_ms: int = TIMEOUT_MS,
+    ways: Ways = AS_USUAL,
 ) -> list[Obligation]:
-    prover = Prover(machine, timeout_ms)
-    done = []
-    for prop, action in obligations(machine, rule):
-        found = (
-            prover.initially(prop)
-            if action == INITIALLY
-            else prover.step(prop, machine.action(action))
-        )
-        done.append(found)
-        if progress:
-            progress(f"{found.rule} {found.name} under {found.action}: {found.verdict}")
-    return done
+    """The same for one machine, which need not be one of those known by name."""
+    return [each.found for each in _discharge([machine], rule, progress, ways)]
+
+
+def _discharge(
+    machines: Sequence[Machine], rule: str | None, progress: Progress | None, ways: Ways
+) -> list[_Done]:
+    """In the order of declaration, whoever is ready first."""
+    versions = {name: solver_version(name) for name in chosen(ways.solver)}
+    cache = ProofCache(ways.cache) if ways.cache else None
+    keys: dict[int, dict[str, str]] = {}
+    groups: dict[tuple[str, str], list[_Item]] = {}
+    for machine in machines:
+        own = Keys(machine) if cache else None
+        for prop, action in obligations(machine, rule):
+            place = len(keys)
+            keys[place] = own.of(prop, action, versions) if own else {}
+            known = _before(cache, keys[place]) if cache else {}
+            groups.setdefault((machine.name, action), []).append(_Item(place, prop, known))
+    by_name = {machine.name: machine for machine in machines}
+    work = [_Group(by_name[name], action, tuple(i)) for (name, action), i in groups.items()]
+    done: dict[int, _Done] = {}
+    for finished in _run(work, ways):
+        for each in finished:
+            done[each.place] = each
+            if cache:
+                _keep(cache, each.found, keys[each.place], versions)
+            if progress:
+                found = each.found
+                progress(
+                    f"{len(done)}/{len(keys)} {found.rule} {found.name} under {found.action}: "
+                    f"{found.verdict}"
+                )
+    return [done[place] for place in sorted(done)]
+
+
+def _before(cache: ProofCache, keys: Mapping[str, str]) -> dict[str, Shown]:
+    """What each solver proved before."""
+    kept = {solver: cache.find(key) for solver, key in keys.items()}
+    return {
+        solver: Shown(solver, Answer.UNSAT, facts, cached=True)
+        for solver, facts in kept.items()
+        if facts is not None
+    }
+
+
+def _keep(
+    cache: ProofCache, found: Obligation, keys: Mapping[str, str], versions: Mapping[str, str]
+) -> None:
+    """Proofs only, each under its solver."""
+    for shown in found.shown:
+        if shown.answer is Answer.UNSAT and not shown.cached:
+            about = {"solver": shown.solver, "version": versions[shown.solver]}
+            what = {"machine": found.machine, "rule": found.rule, "property": found.name}
+            cache.keep(keys[shown.solver], shown.facts, {**about, **what, "action": found.action})
+
+
+def _run(groups: list[_Group], ways: Ways) -> Iterator[list[_Done]]:
+    """Every group once; those that need a solver on `ways.jobs` processes, large ones first."""
+    needed = len(chosen(ways.solver))
+    hard = []
+    for group in groups:
+        if ways.emit or any(len(item.known) < needed for item in group.items):
+            hard.append(group)
+        else:
+            yield [_known(group, item, ways) for item in group.items]
+    jobs = min(ways.jobs, len(hard))
+    if jobs <= 1:
+        for group in hard:
+            yield from ([done] for done in _each(group, ways))
+        return
+    hard.sort(key=lambda group: sum(not item.known for item in group.items), reverse=True)
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
+    try:
+        futures = {pool.submit(_work, group, ways): group for group in hard}
+        for future in as_completed(futures):
+            try:
+                yield future.result()
+            except BrokenProcessPool:
+                yield [_ended(futures[future], item, ways) for item in futures[future].items]
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _work(group: _Group, ways: Ways) -> list[_Done]:
+    return list(_each(group, ways))
+
+
+def _each(group: _Group, ways: Ways) -> Iterator[_Done]:
+    prover = _prover(group.machine, ways)
+    written: set[str] = set()
+    for item in group.items:
+        if len(item.known) == len(prover.solvers):
+            done = _known(group, item, ways)
+        else:
+            done = _Done(item.place, prover.examine(item.prop, group.action, item.known))
+        if ways.emit:
+            files = []
+            for file, text in prover.emit(done.found, item.prop):
+                files.append(file)
+                if file.file not in written:
+                    smtlib.write(ways.emit, file.file, text)
+                    written.add(file.file)
+            found = replace(done.found, file=files[-1].file)
+            done = replace(done, found=found, files=tuple(files))
+        yield done
+
+
+_latest: list[Prover] = []
+"""The last prover of this process: what its machine shares among actions is built once."""
+
+
+def _prover(machine: Machine, ways: Ways) -> Prover:
+    asked = (machine, ways.timeout_ms, chosen(ways.solver))
+    if not _latest or (_latest[0].machine, _latest[0].timeout_ms, _latest[0].solvers) != asked:
+        _latest[:] = [Prover(machine, ways.timeout_ms, QUICK_MS, ways.solver)]
+    return _latest[0]
+
+
+def _obligation(group: _Group, item: _Item, ways: Ways, verdict: Verdict) -> Obligation:
+    """One for which no solver was asked."""
+    machine, prop = group.machine.name, item.prop
+    solver = "+".join(chosen(ways.solver))
+    return Obligation(machine, prop.rule, prop.name, group.action, verdict, 0.0, solver=solver)
+
+
+def _known(group: _Group, item: _Item, ways: Ways) -> _Done:
+    shown = tuple(item.known[solver] for solver in chosen(ways.solver))
+    found = _obligation(group, item, ways, Verdict.PROVED)
+    return _Done(item.place, replace(found, shown=shown))
+
+
+def _ended(group: _Group, item: _Item, ways: Ways) -> _Done:
+    found = _obligation(group, item, ways, Verdict.UNKNOWN)
+    return _Done(item.place, replace(found, reason="the solver's process ended"))

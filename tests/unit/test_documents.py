@@ -18,8 +18,8 @@ PATHS = re.compile(r"\(/[^)]*/(\w+)\)")
 def sessions() -> list[tuple[str, str]]:
     found = []
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        for match in SESSION.finditer(path.read_text(encoding="utf-8")):
-            found.append((match["command"], match["output"]))
+        shown = SESSION.finditer(path.read_text(encoding="utf-8"))
+        found += [(match["command"], match["output"]) for match in shown]
     return found
 
 

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import io
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from kvclaims.checker import cli
 from kvclaims.checker.instances import MACHINES
-from kvclaims.checker.prove import INITIALLY, Prover, obligations, prove, prove_machine
+from kvclaims.checker.proofcache import Keys, ProofCache, canonical, default_folder
+from kvclaims.checker.prove import (
+    INITIALLY,
+    ProofReport,
+    Prover,
+    Ways,
+    obligations,
+    prove,
+    prove_machine,
+)
+from kvclaims.checker.verdicts import exit_code
+from kvclaims.spec.blockclaims import BLOCKCLAIMS
 from kvclaims.spec.claims import CLAIMS
 from kvclaims.spec.interface import BadOperation
-from kvclaims.spec.language import Property, every, without_guard
+from kvclaims.spec.language import FALSE, TRUE, Machine, Property, every, without_guard
 from kvclaims.spec.pool import POOL, b, queued, ref
 from kvclaims.spec.vocabulary import Verdict
 
-OBLIGATIONS = {"claims": 230, "pool": 620, "blockclaims": 55}
+OBLIGATIONS = {
+    "claims": 230,
+    "pool": 620,
+    "written": 166,
+    "owners": 71,
+    "tiers": 267,
+    "elastic": 389,
+    "trace": 199,
+    "blockclaims": 55,
+}
 """Each invariant at the start and under every action, each step property under its actions."""
 
 
@@ -123,3 +147,135 @@ def test_register_by_one_who_does_not_hold_the_block_is_not_proved() -> None:
     (index,) = [i for i, g in enumerate(register.guards) if "holds the block" in g.why]
     twin = without_guard(POOL, "register", index)
     assert Prover(twin).step(prop, twin.action("register")).verdict is Verdict.NOT_INDUCTIVE
+
+
+def test_what_is_undecided_is_exit_3() -> None:
+    (prop,) = [p for p in POOL.properties if p.name == "union fits"]
+    found = Prover(POOL, timeout_ms=1, quick_ms=1).step(prop, POOL.action("cover"))
+    report = ProofReport((found,), 0.1)
+    assert report.verdict is Verdict.UNKNOWN
+    assert exit_code(report.verdict) == 3
+    assert any(line.startswith("UNKNOWN: F1 'union fits' of pool") for line in report.lines())
+
+
+@pytest.mark.parametrize("solver", ["yices", ""])
+def test_a_wrong_solver_is_named(solver: str) -> None:
+    with pytest.raises(BadOperation, match="unknown solver"):
+        prove("P2", ways=Ways(solver=solver))
+    assert cli.run(["prove", "--no-cache", "--solver", solver], io.StringIO()) == 2
+
+
+def test_processes_report_in_the_order_of_declaration() -> None:
+    named: list[str] = []
+    found = prove_machine(BLOCKCLAIMS, progress=named.append, ways=Ways(jobs=2))
+    assert [(o.name, o.action) for o in found] == [(p.name, a) for p, a in obligations(BLOCKCLAIMS)]
+    assert {o.verdict for o in found} == {Verdict.PROVED}
+    assert len(named) == len(found)
+    assert named[-1].startswith("55/55 ")
+
+
+# --- proofs kept from before ---------------------------------------------------------------
+
+
+def _cached(machine: Machine, folder: Path) -> dict[tuple[str, str], bool]:
+    found = prove_machine(machine, ways=Ways(cache=folder))
+    assert {o.verdict for o in found} == {Verdict.PROVED}
+    return {(o.name, o.action): o.cached for o in found}
+
+
+def test_what_has_not_changed_is_not_proved_again(tmp_path: Path) -> None:
+    assert not any(_cached(BLOCKCLAIMS, tmp_path).values())
+    assert all(_cached(BLOCKCLAIMS, tmp_path).values())
+    report = prove(machine="blockclaims", ways=Ways(cache=tmp_path))
+    assert report.to_json()["cached"] == report.cached == len(report.obligations)
+    assert [*report.lines()][-1].endswith(", 55 of them proved before (cached)")
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_change_to_one_action_proves_its_obligations_anew(tmp_path: Path) -> None:
+    _cached(BLOCKCLAIMS, tmp_path)
+    alloc = BLOCKCLAIMS.action("alloc")
+    tighter = replace(alloc, guards=(*alloc.guards, replace(alloc.guards[0], condition=TRUE)))
+    cached = _cached(BLOCKCLAIMS.with_action(tighter), tmp_path)
+    assert {action for (_, action), hit in cached.items() if not hit} == {"alloc"}
+    assert all(not hit for (_, action), hit in cached.items() if action == "alloc")
+
+
+def test_a_change_to_words_alone_changes_no_key() -> None:
+    alloc = BLOCKCLAIMS.action("alloc")
+    reworded = BLOCKCLAIMS.with_action(replace(alloc, meaning="in other words"))
+    prop = BLOCKCLAIMS.properties[0]
+    a, b = (Keys(m).of(prop, "alloc", {"z3": "1"}) for m in (BLOCKCLAIMS, reworded))
+    assert a == b
+    assert a != Keys(BLOCKCLAIMS).of(prop, "alloc", {"z3": "2"})
+
+
+def test_a_new_invariant_proves_every_step_anew() -> None:
+    more = Property("L1", "nothing new", TRUE, "a premise more")
+    prop = BLOCKCLAIMS.properties[0]
+    wider = replace(BLOCKCLAIMS, properties=(*BLOCKCLAIMS.properties, more))
+    old, new = Keys(BLOCKCLAIMS), Keys(wider)
+    assert old.of(prop, "alloc", {"z3": "1"}) != new.of(prop, "alloc", {"z3": "1"})
+    assert old.of(prop, INITIALLY, {"z3": "1"}) == new.of(prop, INITIALLY, {"z3": "1"})
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"verdict": "PROVED"}'])
+def test_a_damaged_entry_is_ignored_and_written_anew(tmp_path: Path, damage: str) -> None:
+    ways = Ways(cache=tmp_path)
+    prove_machine(BLOCKCLAIMS, "F3", ways=ways)
+    (entry,) = tmp_path.rglob("*.json")
+    whole = entry.read_text()
+    entry.write_text(damage)
+    assert [o.cached for o in prove_machine(BLOCKCLAIMS, "F3", ways=ways)] == [False]
+    assert json.loads(entry.read_text()) == json.loads(whole)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("key", "0" * 64), ("verdict", "UNKNOWN"), ("facts", True), ("facts", ["x"])],
+)
+def test_an_entry_that_says_something_else_is_none(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    cache, key = ProofCache(tmp_path), "ab" * 32
+    cache.keep(key, (1, 2), {"solver": "z3"})
+    assert cache.find(key) == (1, 2)
+    (entry,) = tmp_path.rglob("*.json")
+    entry.write_text(json.dumps({**json.loads(entry.read_text()), field: value}))
+    assert cache.find(key) is None
+
+
+def test_only_proofs_are_kept(tmp_path: Path) -> None:
+    wrong = Property("F3", "never", FALSE, "not so", on="alloc")
+    machine = replace(BLOCKCLAIMS, properties=(*BLOCKCLAIMS.properties, wrong))
+    for _ in range(2):
+        verdicts = {o.name: o for o in prove_machine(machine, "F3", ways=Ways(cache=tmp_path))}
+        assert verdicts["never"].verdict is Verdict.NOT_INDUCTIVE
+        assert not verdicts["never"].cached
+    assert len([*tmp_path.rglob("*.json")]) == len(verdicts) - 1
+
+
+def test_the_cache_lies_where_the_user_keeps_caches(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_folder() == tmp_path / "kvclaims"
+    out = io.StringIO()
+    assert cli.run(["prove", "--machine", "blockclaims", "--rule", "F3", "--json"], out) == 0
+    assert json.loads(out.getvalue())["cached"] == 0
+    assert len([*(tmp_path / "kvclaims").rglob("*.json")]) == 1
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert default_folder() == Path.home() / ".cache" / "kvclaims"
+
+
+def test_a_cache_folder_that_cannot_be_is_wrong_use(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadOperation, match="cannot keep proofs in"):
+        prove("F3", ways=Ways(cache=tmp_path / "file" / "cache"))
+    arguments = ["prove", "--no-cache", "--cache", str(tmp_path)]
+    assert cli.run(arguments, io.StringIO()) == 2
+
+
+def test_canonical_texts_tell_terms_apart() -> None:
+    terms = {t for m in MACHINES.values() for p in m.properties for t in (p.formula,)}
+    assert len({canonical(term) for term in terms}) == len(terms)

@@ -8,7 +8,16 @@ from kvclaims.checker.instances import MACHINES
 from kvclaims.checker.twins import Twin, TwinReport, guards, run_twins, twin
 from kvclaims.spec.vocabulary import Verdict
 
-GUARDS = {"claims": 18, "pool": 58, "blockclaims": 13}
+GUARDS = {
+    "claims": 18,
+    "pool": 58,
+    "written": 18,
+    "owners": 8,
+    "tiers": 20,
+    "elastic": 31,
+    "trace": 13,
+    "blockclaims": 13,
+}
 
 
 @pytest.fixture(scope="module")

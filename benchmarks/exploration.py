@@ -1,0 +1,201 @@
+"""How fast the engines explore the common benchmark (BlockClaims), side by side in one run.
+
+    python benchmarks/exploration.py                    S, M and L, three runs each
+    python benchmarks/exploration.py --sizes L,XL --runs 5 --engines native,symbolic
+
+Times are medians.  `whole` holds everything from the declaration to the report, compilation
+included; `search` the search alone, where that can be told apart.  Every count is held against
+the published one: a wrong count is an error, and no time is shown for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Final
+
+from kvclaims.checker import promela
+from kvclaims.checker.explore import explore_instance
+from kvclaims.checker.finite import Instance
+from kvclaims.checker.instances import blockclaims
+from kvclaims.checker.native import searching
+from kvclaims.checker.symbolic import backend, explore_symbolic
+
+
+@dataclass(frozen=True)
+class Size:
+    instance: Instance
+    states: int
+    transitions: int
+
+
+SIZES: Final = {
+    "S": Size(blockclaims((1, 2, 3), 2, 3, 6), 6_656, 45_248),
+    "M": Size(blockclaims((1, 2, 3, 1), 3, 3, 8), 211_888, 2_061_728),
+    "L": Size(blockclaims((1, 2, 3, 1, 2), 3, 4, 10), 3_137_216, 35_766_240),
+    "XL": Size(blockclaims((1, 2, 3, 1, 2, 3), 3, 4, 12), 27_799_360, 363_784_256),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: counts, seconds of the whole and of the search (None where not told apart)."""
+
+    states: int
+    transitions: int
+    whole: float
+    search: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    size: str
+    engine: str
+    runs: int
+    states: int
+    whole: float
+    search: float | None
+
+    @property
+    def rate(self) -> float:
+        """States a second, by the search where it is known alone."""
+        return self.states / (self.whole if self.search is None else self.search)
+
+    @property
+    def whole_rate(self) -> float:
+        return self.states / self.whole
+
+
+def _native(instance: Instance) -> Run:
+    return Run(*searching(instance))
+
+
+def _python(instance: Instance) -> Run:
+    report = explore_instance(instance, "blockclaims")
+    return Run(report.states, report.transitions, report.seconds)
+
+
+def _symbolic(instance: Instance) -> Run:
+    report = explore_symbolic(instance, "blockclaims")
+    return Run(report.states, report.transitions, report.seconds)
+
+
+def _spin(instance: Instance) -> Run:
+    found = promela.count_with_spin(instance)
+    return Run(found.states, found.transitions, found.whole_seconds, found.seconds)
+
+
+def _spin_breadth(instance: Instance) -> Run:
+    found = promela.count_with_spin(instance, breadth_first=True)
+    return Run(found.states, found.transitions, found.whole_seconds, found.seconds)
+
+
+@dataclass(frozen=True)
+class Engine:
+    run: Callable[[Instance], Run]
+    largest: int
+    """States of the largest size it is tried at."""
+    missing: Callable[[], str]
+    """What it lacks on this machine, empty if nothing."""
+
+
+def _nothing() -> str:
+    return ""
+
+
+def _no_dd() -> str:
+    return "" if find_spec("dd") else "dd is not installed (pip install dd)"
+
+
+def _no_spin() -> str:
+    return "" if promela.spin() else "spin and gcc are not installed (apt install spin gcc)"
+
+
+ENGINES: Final = {
+    "python": Engine(_python, 300_000, _nothing),
+    "native": Engine(_native, 1 << 40, _nothing),
+    "symbolic": Engine(_symbolic, 1 << 40, _no_dd),
+    "spin": Engine(_spin, 4_000_000, _no_spin),
+    "spin-bfs": Engine(_spin_breadth, 4_000_000, _no_spin),
+}
+
+
+def measure(size: str, engine: str, runs: int) -> Row:
+    """The medians of some runs.  Raises ValueError where a count is not the published one."""
+    wanted = SIZES[size]
+    found = [ENGINES[engine].run(wanted.instance) for _ in range(runs)]
+    for run in found:
+        if (run.states, run.transitions) != (wanted.states, wanted.transitions):
+            raise ValueError(f"{engine} counts {run.states:,}/{run.transitions:,} at {size}")
+    searches = [run.search for run in found if run.search is not None]
+    return Row(
+        size,
+        engine,
+        runs,
+        wanted.states,
+        statistics.median(run.whole for run in found),
+        statistics.median(searches) if searches else None,
+    )
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    yield (
+        f"{'size':4} {'engine':9} {'states':>11} {'search s':>9} {'whole s':>8} "
+        f"{'search M/s':>10} {'whole M/s':>9} {'× python':>9} {'× spin':>8}"
+    )
+    for row in rows:
+        search = "" if row.search is None else f"{row.search:.3f}"
+        yield (
+            f"{row.size:4} {row.engine:9} {row.states:11,} {search:>9} {row.whole:8.3f} "
+            f"{row.rate / 1e6:10.3f} {row.whole_rate / 1e6:9.3f} "
+            f"{_ratio(row, rows, 'python'):>9} {_ratio(row, rows, 'spin'):>8}"
+        )
+
+
+def _ratio(row: Row, rows: Sequence[Row], other: str) -> str:
+    """How often faster than the other engine, at this size or the largest it was run at."""
+    others = [r for r in rows if r.engine == other]
+    if not others:
+        return "–"
+    same = next((r for r in others if r.size == row.size), others[-1])
+    return f"{row.rate / same.rate:.1f}{'' if same.size == row.size else ' ' + same.size}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--sizes", default="S,M,L", help=f"some of {','.join(SIZES)}")
+    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    rows: list[Row] = []
+    before = os.getloadavg()
+    for size in options.sizes.split(","):
+        for engine in options.engines.split(","):
+            lacking = ENGINES[engine].missing()
+            if lacking:
+                print(f"{engine} skipped: {lacking}", file=sys.stderr)
+            elif SIZES[size].states <= ENGINES[engine].largest:
+                rows.append(measure(size, engine, options.runs))
+    if options.json:
+        print(json.dumps([row.__dict__ | {"rate": row.rate} for row in rows], indent=2))
+        return 0
+    print("\n".join(table(rows)))
+    using = f"dd.{backend()}" if find_spec("dd") else "no dd"
+    print(
+        f"medians of {options.runs}; {os.cpu_count()} cores, each engine on one; {using}; "
+        f"load {before[0]:.2f} before, {os.getloadavg()[0]:.2f} after; "
+        f"{time.strftime('%Y-%m-%d %H:%M')}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

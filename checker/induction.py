@@ -1,0 +1,406 @@
+"""One obligation for each property and action of a machine, and how it is decided.
+
+The obligation: from the axioms, every invariant before the step and the action's guards, the
+property after the step.  A solver is asked whether all that and the negation of the property
+can be together.  First quickly and without the facts about sums, which few proofs need; then
+with them; then, before it is given its whole time, a search for a small counterexample.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import z3
+
+from kvclaims.checker import smtlib
+from kvclaims.checker.ground import Gap, find_gap
+from kvclaims.checker.logic import BEFORE, Logic, Side
+from kvclaims.checker.smtlib import Premise, Written
+from kvclaims.checker.solvers import (
+    CVC5,
+    DEFAULT,
+    PORTFOLIO,
+    Z3,
+    Answer,
+    Options,
+    Reply,
+    ask_cvc5,
+    ask_z3,
+    chosen,
+)
+from kvclaims.spec.language import Action, Machine, Property, Var, show
+from kvclaims.spec.vocabulary import Verdict
+
+TIMEOUT_MS: Final = 20_000
+QUICK_MS: Final = 500
+INITIALLY: Final = "initially"
+
+Facts = tuple[int, ...]
+"""Which of the facts about sums a proof takes as premises, by their position in the setting."""
+
+_STATUS: Final = {Verdict.PROVED: "unsat", Verdict.NOT_INDUCTIVE: "sat"}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What one solver made of an obligation, and from which facts about sums."""
+
+    solver: str
+    answer: Answer
+    facts: Facts = ()
+    reason: str = ""
+    cached: bool = False
+
+
+@dataclass(frozen=True)
+class Obligation:
+    """One thing to show, and what came of it."""
+
+    machine: str
+    rule: str
+    name: str
+    action: str
+    verdict: Verdict
+    seconds: float
+    gap: Gap | None = None
+    reason: str = ""
+    solver: str = Z3
+    shown: tuple[Shown, ...] = ()
+    file: str = ""
+
+    @property
+    def cached(self) -> bool:
+        """Whether nothing was left to ask a solver."""
+        return bool(self.shown) and all(shown.cached for shown in self.shown)
+
+    @property
+    def disagree(self) -> bool:
+        """Whether one solver proves what another refutes, from the same premises."""
+        return {Answer.UNSAT, Answer.SAT} <= {shown.answer for shown in self.shown}
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "machine": self.machine,
+            "rule": self.rule,
+            "property": self.name,
+            "action": self.action,
+            "verdict": self.verdict,
+            "solver": self.solver,
+            "seconds": round(self.seconds, 4),
+            "cached": self.cached,
+        }
+        if self.file:
+            found["file"] = self.file
+        if self.disagree:
+            found["answers"] = {shown.solver: shown.answer for shown in self.shown}
+        if self.gap:
+            found["before"], found["after"] = dict(self.gap.before), dict(self.gap.after)
+        if self.reason:
+            found["reason"] = self.reason
+        return found
+
+
+def obligations(machine: Machine, rule: str | None = None) -> Iterator[tuple[Property, str]]:
+    """Every (property, action name) that has to be shown, the initial state included."""
+    for prop in machine.properties:
+        if rule is not None and prop.rule != rule:
+            continue
+        if not prop.of_steps:
+            yield prop, INITIALLY
+        for action in machine.actions:
+            if prop.on in (None, action.name):
+                yield prop, action.name
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """The premises that the obligations of one action share."""
+
+    prover: Prover
+    name: str
+    env: Mapping[Var, z3.ExprRef]
+    side: Side
+    given: tuple[Premise, ...]
+
+    @cached_property
+    def facts(self) -> tuple[Premise, ...]:
+        """Facts about sums: built where they are needed, being the larger part by far."""
+        before = () if self.name == INITIALLY else self.prover.facts_before
+        return (*self._after[0], *before)
+
+    @property
+    def totals(self) -> frozenset[int]:
+        """The totals whose lemma the facts rest on."""
+        return self._after[1]
+
+    @cached_property
+    def _after(self) -> tuple[tuple[Premise, ...], frozenset[int]]:
+        ghosts = self.prover.logic.ghosts
+        ghosts.relied.clear()
+        facts = tuple(Premise("a fact about sums", term) for term in ghosts.facts(self.side))
+        return facts, frozenset(ghosts.relied)
+
+
+@dataclass(frozen=True)
+class _Goal:
+    """A property to show in a setting, as the negation of it that must be impossible.
+
+    `totals` are those whose lemma the negation rests on.
+    """
+
+    prop: Property
+    setting: _Setting
+    refuted: Premise
+    totals: frozenset[int]
+
+    def premises(self, facts: Facts) -> tuple[Premise, ...]:
+        more = tuple(self.setting.facts[i] for i in facts) if facts else ()
+        return (*self.setting.given, *more, self.refuted)
+
+    def lemmas(self, facts: Facts) -> list[int]:
+        return sorted(self.totals | (self.setting.totals if facts else frozenset()))
+
+    def text(self, facts: Facts, status: str | None = None) -> str:
+        setting, prop = self.setting, self.prop
+        logic = setting.prover.logic
+        when = setting.name if setting.name == INITIALLY else f"under {setting.name}"
+        about = [f"{logic.machine.name}: {prop.rule} '{prop.name}' {when}", prop.meaning]
+        return smtlib.script(logic, about, self.premises(facts), setting.env.values(), status)
+
+
+class Prover:
+    """The obligations of one machine."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        timeout_ms: int = TIMEOUT_MS,
+        quick_ms: int = QUICK_MS,
+        solver: str = Z3,
+    ) -> None:
+        self.machine = machine
+        self.logic = Logic(machine)
+        self.timeout_ms = timeout_ms
+        self.quick_ms = min(quick_ms, timeout_ms)
+        self.solvers = chosen(solver)
+        self._settings: dict[str, _Setting] = {}
+        self._lemmas: dict[tuple[str, int], Reply] = {}
+        self._latest: _Goal | None = None
+
+    def initially(self, prop: Property) -> Obligation:
+        return self.examine(prop, INITIALLY)
+
+    def step(self, prop: Property, action: Action) -> Obligation:
+        """The property after `action`, given every invariant before it."""
+        return self.examine(prop, action.name)
+
+    def examine(
+        self, prop: Property, name: str, known: Mapping[str, Shown] | None = None
+    ) -> Obligation:
+        """The property after the action `name`; solvers in `known` are not asked again."""
+        start = time.perf_counter()
+        goal = self._goal(prop, name)
+        shown: list[Shown] = []
+        gap = None
+        for solver in self.solvers:
+            found = (known or {}).get(solver)
+            if found is None and shown:
+                found = self._confirm(goal, solver, shown[0].facts)
+            elif found is None:
+                found, gap = self._show(goal, solver)
+            shown.append(found)
+            if found.answer is not Answer.UNSAT:
+                break
+        verdict, reason = _judge(shown, gap)
+        return Obligation(
+            self.machine.name,
+            prop.rule,
+            prop.name,
+            name,
+            verdict,
+            time.perf_counter() - start,
+            gap,
+            reason,
+            "+".join(self.solvers),
+            tuple(shown),
+        )
+
+    def emit(self, found: Obligation, prop: Property) -> Iterator[tuple[Written, str]]:
+        """The obligation as a file, after the lemmas that it rests on."""
+        machine, name = self.machine.name, found.action
+        goal = self._goal(prop, name)
+        facts = found.shown[-1].facts
+        lemmas = []
+        for total in goal.lemmas(facts):
+            lemmas.append(smtlib.lemma_file(machine, name, total))
+            about = {"kind": "lemma", "total": show(self.logic.ghosts.body(total))}
+            where = {"machine": machine, "action": name}
+            yield (
+                Written(lemmas[-1], "unsat", {**about, **where}),
+                self._lemma_text(total, goal.setting, "unsat"),
+            )
+        status = _STATUS.get(found.verdict, "unknown")
+        about = {"kind": "obligation", "machine": machine, "rule": prop.rule}
+        more = {"property": prop.name, "action": name, "facts": len(facts), "lemmas": lemmas}
+        file = smtlib.obligation_file(machine, name, prop)
+        yield Written(file, status, {**about, **more}), goal.text(facts, status)
+
+    # -- building
+
+    def _goal(self, prop: Property, name: str) -> _Goal:
+        latest, setting = self._latest, self._setting(name)
+        if latest and latest.prop is prop and latest.setting is setting:
+            return latest
+        relied = self.logic.ghosts.relied
+        relied.clear()
+        wanted = (
+            self.logic.term(prop.formula, setting.env, BEFORE, setting.side)
+            if prop.of_steps
+            else self.logic.term(prop.formula, setting.env, setting.side)
+        )
+        refuted = Premise("to be refuted: the property fails", z3.Not(wanted))
+        self._latest = _Goal(prop, setting, refuted, frozenset(relied))
+        return self._latest
+
+    def _setting(self, name: str) -> _Setting:
+        """What is given, built once for each action and shared by its obligations."""
+        if name not in self._settings:
+            logic, machine = self.logic, self.machine
+            given = [*self._axioms]
+            env: dict[Var, z3.ExprRef] = {}
+            side = logic.initially()
+            if name != INITIALLY:
+                action = machine.action(name)
+                env, side = logic.after(action)
+                given += [Premise("a parameter is natural", term) for term in logic.typed(env)]
+                given += self._invariants
+                given += [
+                    Premise(f"guard: {guard.why}", logic.term(guard.condition, env))
+                    for guard in action.guards
+                ]
+            self._settings[name] = _Setting(self, name, env, side, tuple(given))
+        return self._settings[name]
+
+    @cached_property
+    def _axioms(self) -> tuple[Premise, ...]:
+        return tuple(Premise("axiom", self.logic.term(a, {})) for a in self.machine.axioms)
+
+    @cached_property
+    def _invariants(self) -> tuple[Premise, ...]:
+        return tuple(
+            Premise(f"{inv.rule} {inv.name}", self.logic.term(inv.formula, {}))
+            for inv in self.machine.invariants
+        )
+
+    @cached_property
+    def facts_before(self) -> tuple[Premise, ...]:
+        """The facts about sums before a step, the same for every action."""
+        ghosts = self.logic.ghosts
+        return tuple(Premise("a fact about sums", term) for term in ghosts.facts(BEFORE))
+
+    def _lemma_text(self, total: int, setting: _Setting, status: str | None = None) -> str:
+        constants, terms = self.logic.ghosts.lemma(total, setting.side)
+        about = [
+            f"{self.machine.name}: total{total} moves only at the places that {setting.name} names",
+            f"the total of {show(self.logic.ghosts.body(total))}",
+        ]
+        premises = [Premise("the summand changes at a place not named", term) for term in terms]
+        return smtlib.script(
+            self.logic, about, premises, [*constants, *setting.env.values()], status
+        )
+
+    # -- deciding: of the proofs only `unsat` counts
+
+    def _show(self, goal: _Goal, solver: str) -> tuple[Shown, Gap | None]:
+        """What the first solver makes of it, and a counterexample if there is a small one."""
+        quick = self._ask(goal, solver, (), self.quick_ms)
+        if quick.answer is Answer.UNSAT:
+            return quick, None
+        with_facts = self._by_facts(goal, solver, 4 * self.quick_ms)
+        if with_facts.answer is Answer.UNSAT:
+            return with_facts, None
+        action = None if goal.setting.name == INITIALLY else self.machine.action(goal.setting.name)
+        if gap := find_gap(self.machine, goal.prop, action):
+            return replace(with_facts, reason=""), gap
+        if solver == CVC5 and quick.answer is Answer.UNKNOWN:
+            share = min(self.timeout_ms // len(PORTFOLIO), 2 * self.quick_ms)
+            found = self._try_all(goal, (), share)
+            if found.answer is Answer.UNSAT:
+                return found, None
+        return self._by_facts(goal, solver, self.timeout_ms), None
+
+    def _by_facts(self, goal: _Goal, solver: str, timeout_ms: int) -> Shown:
+        """With the facts about sums.  There are many, and few are used: Z3 finds out which,
+        and where it does cvc5 is given those alone."""
+        timeout_ms = min(timeout_ms, self.timeout_ms)
+        found = self._ask(goal, Z3, tuple(range(len(goal.setting.facts))), timeout_ms)
+        if solver == Z3:
+            return found
+        return self._try_all(goal, found.facts, timeout_ms // len(PORTFOLIO))
+
+    def _confirm(self, goal: _Goal, solver: str, facts: Facts) -> Shown:
+        """What the second solver makes of the premises from which the first one proved it: its
+        `sat` is a disagreement."""
+        found = self._ask(goal, solver, facts, self.quick_ms)
+        if found.answer is not Answer.UNKNOWN:
+            return found
+        return self._try_all(goal, facts, self.timeout_ms // len(PORTFOLIO))
+
+    def _try_all(self, goal: _Goal, facts: Facts, timeout_ms: int) -> Shown:
+        """What cvc5 makes of it by each of its ways, up to the first answer."""
+        found = Shown(CVC5, Answer.UNKNOWN)
+        for options in PORTFOLIO:
+            found = self._ask(goal, CVC5, facts, max(1, timeout_ms), options)
+            if found.answer is not Answer.UNKNOWN:
+                break
+        return found
+
+    def _ask(
+        self, goal: _Goal, solver: str, facts: Facts, timeout_ms: int, options: Options = DEFAULT
+    ) -> Shown:
+        if solver == Z3:
+            given = [premise.term for premise in goal.premises(())]
+            tracked = {i: goal.setting.facts[i].term for i in facts}
+            reply, used = ask_z3(given, self.logic.context, timeout_ms, tracked)
+            return Shown(solver, reply.answer, used, reply.reason)
+        reply = ask_cvc5(goal.text(facts), timeout_ms, options)
+        if reply.answer is Answer.UNSAT:
+            for total in goal.lemmas(facts):
+                lemma = self._lemma(total, goal.setting).answer
+                if lemma is not Answer.UNSAT:
+                    why = f"cvc5 does not show that total{total} moves only where the step says"
+                    reply = Reply(lemma, why)
+        return Shown(solver, reply.answer, facts, reply.reason)
+
+    def _lemma(self, total: int, setting: _Setting) -> Reply:
+        """What cvc5 says of a lemma that Z3 proved when it built the obligation."""
+        key = (setting.name, total)
+        if key not in self._lemmas:
+            text = self._lemma_text(total, setting)
+            for options in (DEFAULT, *PORTFOLIO):
+                self._lemmas[key] = ask_cvc5(text, 2 * self.quick_ms, options)
+                if self._lemmas[key].answer is not Answer.UNKNOWN:
+                    break
+        return self._lemmas[key]
+
+
+def _judge(shown: list[Shown], gap: Gap | None) -> tuple[Verdict, str]:
+    last = shown[-1]
+    if last.answer is Answer.UNSAT:
+        return Verdict.PROVED, ""
+    if gap:
+        return Verdict.NOT_INDUCTIVE, ""
+    if last.answer is Answer.SAT and len(shown) > 1:
+        said = ", ".join(f"{s.solver} says {s.answer}" for s in shown)
+        why = f" ({last.reason})" if last.reason else ""
+        return Verdict.VIOLATED, f"the solvers disagree: {said}{why}"
+    reason = last.reason
+    if last.answer is Answer.SAT and not reason:
+        reason = "the facts about sums do not decide it, and no small state refutes it"
+    if len(shown) > 1:
+        reason = f"{last.solver} does not confirm it: {reason}"
+    return Verdict.UNKNOWN, reason

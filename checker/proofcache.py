@@ -1,0 +1,175 @@
+"""What was proved before, by content: what has not changed is not proved again.
+
+The key of an obligation is a hash of everything that its proof depends on: the declarations it
+reads, the sources that turn them into logic, the solver and its version.  Only proofs are kept.
+An entry that is damaged, or of another key, counts as none and is written anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from kvclaims.checker import induction, logic, smtlib, solvers
+from kvclaims.checker.induction import Facts
+from kvclaims.checker.logic import totals
+from kvclaims.spec import language
+from kvclaims.spec.interface import BadOperation
+from kvclaims.spec.language import (
+    Action,
+    App,
+    Bind,
+    Lit,
+    Machine,
+    New,
+    Op,
+    Property,
+    Sort,
+    Symbol,
+    Term,
+    Update,
+    Var,
+)
+from kvclaims.spec.vocabulary import Verdict
+
+_ENCODERS: Final = (language, logic, induction, smtlib, solvers)
+"""Modules whose text decides what an obligation says and how it is decided."""
+
+
+def default_folder() -> Path:
+    """The user's cache folder, as the XDG base directories have it."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "kvclaims"
+
+
+@dataclass(frozen=True)
+class ProofCache:
+    """A folder of small JSON files, one a proof."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadOperation(
+                f"cannot keep proofs in {self.folder}: {error.strerror} (try --no-cache)"
+            ) from None
+
+    def find(self, key: str) -> Facts | None:
+        """Which facts about sums the kept proof takes; None where none is kept."""
+        try:
+            entry = json.loads(self._path(key).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        if not isinstance(entry, dict) or entry.get("key") != key:
+            return None
+        facts = entry.get("facts")
+        if entry.get("verdict") != Verdict.PROVED or not isinstance(facts, list):
+            return None
+        return tuple(facts) if all(type(fact) is int for fact in facts) else None
+
+    def keep(self, key: str, facts: Facts, about: Mapping[str, Any]) -> None:
+        """Written aside and moved into place; a folder that takes no more costs time only."""
+        entry = {"key": key, "verdict": Verdict.PROVED, "facts": list(facts), **about}
+        path = self._path(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(
+                "w", encoding="utf-8", dir=path.parent, suffix=".tmp", delete=False
+            ) as aside:
+                json.dump(entry, aside)
+            Path(aside.name).replace(path)
+        except OSError:
+            return
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.json"
+
+
+class Keys:
+    """The keys of one machine's obligations."""
+
+    def __init__(self, machine: Machine) -> None:
+        sums = dict.fromkeys(map(canonical, totals(machine)))  # their order numbers the facts
+        self._shared = _digest(
+            _encoders(),
+            *map(_symbol, machine.symbols),
+            *map(canonical, machine.axioms),
+            *sums,
+            *(canonical(t) for p in machine.partitions for t in (p.whole, *p.parts)),
+        )
+        self._start = _digest(self._shared, "initially", *map(_update, machine.init))
+        self._invariants = _digest(*(canonical(p.formula) for p in machine.invariants))
+        self._actions = {
+            a.name: _digest(self._shared, self._invariants, *_action(a)) for a in machine.actions
+        }
+
+    def of(self, prop: Property, action: str, versions: Mapping[str, str]) -> dict[str, str]:
+        """A key for each solver and its version.  `action` is none of the machine's where the
+        initial state is meant."""
+        given = self._actions.get(action, self._start)
+        what = _digest(given, str(prop.of_steps), canonical(prop.formula))
+        return {solver: _digest(what, solver, version) for solver, version in versions.items()}
+
+
+def canonical(term: Term) -> str:
+    """A text that two terms share only if they are equal; names of symbols in full."""
+    match term:
+        case Var(name, of):
+            return f"{name}:{_sort(of)}"
+        case Lit(value, of):
+            return f"{value!r}:{_sort(of)}"
+        case App(symbol, args):
+            return f"({_symbol(symbol)} {' '.join(map(canonical, args))})"
+        case Op(kind, args):
+            return f"({kind} {' '.join(map(canonical, args))})"
+        case Bind(kind, var, body):
+            return f"({kind} {canonical(var)} {canonical(body)})"
+        case New(body):
+            return f"(new {canonical(body)})"
+    raise TypeError(f"not a term: {term!r}")
+
+
+def _sort(sort: Sort) -> str:
+    return sort.name + ("{" + ",".join(sort.values) + "}" if sort.values else "")
+
+
+@lru_cache(maxsize=1024)
+def _symbol(symbol: Symbol) -> str:
+    domain = ",".join(map(_sort, symbol.domain))
+    rigid = "rigid " if symbol.rigid else ""
+    return f"[{rigid}{symbol.name}({domain}){_sort(symbol.range)}]"
+
+
+def _update(update: Update) -> str:
+    over = " ".join(map(canonical, update.over))
+    return f"{canonical(update.target)}:={canonical(update.value)} over {over}"
+
+
+def _action(action: Action) -> Iterable[str]:
+    yield f"{action.name}({' '.join(map(canonical, action.params))})"
+    yield canonical(action.enabled)
+    yield from map(_update, action.updates)
+
+
+@lru_cache(maxsize=1)
+def _encoders() -> str:
+    files = [*(Path(str(module.__file__)) for module in _ENCODERS), Path(__file__)]
+    return _digest(*(file.read_text(encoding="utf-8") for file in files))
+
+
+def _digest(*parts: str) -> str:
+    """Of the parts and of where each ends."""
+    whole = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        whole.update(len(data).to_bytes(8, "big") + data)
+    return whole.hexdigest()

@@ -1,0 +1,52 @@
+"""SPIN counts the same states of what the declaration was written out to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvclaims.checker import instances
+from kvclaims.checker.finite import Instance
+from kvclaims.checker.promela import count_with_spin, promela, spin
+from kvclaims.spec.blockclaims import BLOCKCLAIMS
+from kvclaims.spec.language import without_guard
+
+needs_spin = pytest.mark.skipif(spin() is None, reason="needs spin and gcc (apt install spin gcc)")
+
+
+def test_a_machine_is_one_process_of_indivisible_steps() -> None:
+    text = promela(instances.blockclaims((1,), 1, 1, 1))
+    assert text.count("proctype") == 1
+    assert "byte s0; /* status(0) - (0) */" in text
+    assert ":: d_step { started && (s0 == 0) -> s0 = 1; " in text
+    assert text.count("/* alloc */") == 1
+
+
+def test_without_checks_nothing_is_asserted() -> None:
+    assert "assert" in promela(instances.blockclaims())
+    assert "assert" not in promela(instances.blockclaims(), check=False)
+
+
+@needs_spin
+@pytest.mark.parametrize(
+    ("instance", "states", "transitions", "check"),
+    [
+        (instances.blockclaims(), 6_656, 45_248, True),
+        (instances.blockclaims((1, 2, 3, 1), 3, 3, 8), 211_888, 2_061_728, False),
+        (instances.claims(), 740, 3_138, True),
+        (instances.PINNED["pool/soft-keys"](), 1_236, 7_946, False),
+    ],
+    ids=["S", "M", "claims", "pool/soft-keys"],
+)
+def test_spin_stores_as_many_states(
+    instance: Instance, states: int, transitions: int, check: bool
+) -> None:
+    found = count_with_spin(instance, check=check)
+    assert (found.states, found.transitions, found.errors) == (states, transitions, 0)
+
+
+@needs_spin
+def test_spin_finds_a_broken_twin() -> None:
+    twin = replace(instances.blockclaims(), machine=without_guard(BLOCKCLAIMS, "accept", 1))
+    assert count_with_spin(twin, check=True).errors == 1
