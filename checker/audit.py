@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from kvclaims.checker.verdicts import counted
+from kvclaims.checker.verdicts import Violation, counted
 from kvclaims.spec.claims import TABLE
 from kvclaims.spec.telemetry import Event, TraceError, parse_event
 from kvclaims.spec.vocabulary import (
     RESPONSIBLE,
-    RULES,
     TERMINAL,
     Cause,
     Decision,
@@ -29,33 +28,6 @@ from kvclaims.spec.vocabulary import (
     Protection,
     Verdict,
 )
-
-
-@dataclass(frozen=True)
-class Violation:
-    """A broken rule, with the event (run and sequence number) or allocator step that shows it."""
-
-    rule: str
-    message: str
-    run_id: str = ""
-    seq: int | None = None
-    step: str = ""
-
-    def __str__(self) -> str:
-        where = f" (run {self.run_id}, event {self.seq})" if self.seq is not None else ""
-        where += f" (at {self.step})" if self.step else ""
-        return f"{self.rule} {RULES[self.rule].meaning}: {self.message}{where}"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "rule": self.rule,
-            "meaning": RULES[self.rule].meaning,
-            "message": self.message,
-            "run_id": self.run_id,
-            "seq": self.seq,
-            "step": self.step or None,
-        }
-
 
 # --- reading (T1, T3) --------------------------------------------------------------------
 
@@ -300,7 +272,7 @@ class Fold:
     # -- helpers
 
     def _break(self, rule: str, message: str) -> None:
-        self.violations.append(Violation(rule, message, self._now.run_id, self._now.seq))
+        self.violations.append(Violation(rule, message, run_id=self._now.run_id, seq=self._now.seq))
 
     def _claim(self, event: Event) -> ClaimLife | None:
         """The claim that the event speaks of, None (and told) if there is no such generation."""

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from kvclaims.checker.audit import Fold, Violation, read_runs
+from kvclaims.checker.audit import Fold, read_runs
 from kvclaims.checker.engines import first_line
 from kvclaims.checker.monitor import Monitor
 from kvclaims.checker.programs import Case, Lowering, Program, builtin
-from kvclaims.checker.verdicts import Progress, counted, worst
+from kvclaims.checker.verdicts import Progress, Violation, counted, worst
 from kvclaims.checker.watching import introduce, watch
 from kvclaims.spec.content import content_ids, tokens_of
 from kvclaims.spec.interface import (
@@ -359,8 +359,7 @@ class _Run:
     def judge(self) -> Iterator[Violation]:
         """The monitor's findings, the trace, its fold against the runtime, every number."""
         if self.monitor is not None:
-            for found in self.monitor.violations:
-                yield Violation(found.rule, found.message, step=found.step)
+            yield from self.monitor.violations
         lines = [event.to_json() for event in self.events]
         try:
             (events,) = read_runs(lines)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
+from kvclaims.checker.verdicts import Violation
 from kvclaims.spec import claims, pool
 from kvclaims.spec.interface import BlockFacts, PoolSnapshot, PoolStep
 from kvclaims.spec.language import (
@@ -33,36 +34,11 @@ from kvclaims.spec.language import (
     Update,
     Var,
 )
-from kvclaims.spec.vocabulary import RULES
 
 Element = Any
 Env = dict[Var, Element]
 Reader = Callable[[Env], Any]
 Place = tuple[Element, ...]
-
-
-@dataclass(frozen=True)
-class Violation:
-    """A broken rule, with the step that broke it and what was before and after."""
-
-    rule: str
-    message: str
-    step: str
-    before: Mapping[str, Any] = field(default_factory=dict)
-    after: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "rule": self.rule,
-            "meaning": RULES[self.rule].meaning,
-            "message": self.message,
-            "step": self.step,
-            "before": dict(self.before),
-            "after": dict(self.after),
-        }
-
-    def __str__(self) -> str:
-        return f"{self.rule} ({RULES[self.rule].meaning}): {self.message}, at {self.step}"
 
 
 class Shadow:

@@ -6,11 +6,11 @@ not shown keeps the whole from HOLDS, and a check that checked nothing is VACUOU
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from kvclaims.spec.vocabulary import EXIT_CODES, Verdict
+from kvclaims.spec.vocabulary import EXIT_CODES, RULES, Verdict
 
 EXIT_WRONG_USE: Final = 2
 """Wrong usage, or something needed is missing."""
@@ -24,6 +24,38 @@ _WORST_FIRST: Final = (
     Verdict.PROVED,
     Verdict.NOT_EXPOSED,
 )
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A broken rule, and where it shows: an allocator `step` with what was before and after, or
+    the event `seq` of a run's trace."""
+
+    rule: str
+    message: str
+    step: str = ""
+    before: Mapping[str, Any] = field(default_factory=dict)
+    after: Mapping[str, Any] = field(default_factory=dict)
+    run_id: str = ""
+    seq: int | None = None
+
+    def __str__(self) -> str:
+        where = f" (run {self.run_id}, event {self.seq})" if self.seq is not None else ""
+        where += f" (at {self.step})" if self.step else ""
+        return f"{self.rule} {RULES[self.rule].meaning}: {self.message}{where}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "meaning": RULES[self.rule].meaning,
+            "message": self.message,
+            "step": self.step or None,
+            "before": dict(self.before),
+            "after": dict(self.after),
+            "run_id": self.run_id,
+            "seq": self.seq,
+        }
+
 
 Progress = Callable[[str], None]
 """Told in a few words what is being done now."""

@@ -96,7 +96,11 @@ def failing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             "Invalid value for '--set': 'sizes=1,-2': a size is at least 0",
         ),
         (["prove", "--rule", "X9"], "Invalid value for '--rule': unknown rule 'X9' (known: L1, "),
-        (["prove", "--machine", "x"], "unknown machine 'x' (known: claims, pool, written, owners, tiers, elastic, trace, blockclaims)"),
+        (
+            ["prove", "--machine", "x"],
+            "unknown machine 'x' (known: claims, pool, written, owners, tiers, elastic, trace, "
+            "blockclaims)",
+        ),
         (
             ["gate", "--budget", "-1"],
             "Invalid value for '--budget': -1.0 is not in the range x>0.",
