@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import sys
 import time
@@ -203,6 +204,20 @@ def _settings(
     return settings
 
 
+class _Seconds(click.FloatRange):
+    """A positive finite number: `inf` and `nan` are no times."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number of seconds", param, ctx)
+        return number
+
+
+_SECONDS: Final = _Seconds(min=0, min_open=True)
+
 _output = click.option(
     "--output",
     type=click.Path(path_type=Path),
@@ -226,7 +241,7 @@ def commands() -> None:
 @click.option("--machine", help="Only this machine.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_SECONDS,
     default=20.0,
     show_default=True,
     help="Seconds for one obligation; past them it is UNKNOWN.",
@@ -377,7 +392,7 @@ def litmus(
 @commands.command()
 @click.option("--engine", required=True, help="Engine to run on.")
 @click.option("--steps", type=click.IntRange(min=1), help="Operations to do.")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Time to spend.")
+@click.option("--seconds", type=_SECONDS, help="Time to spend.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @_output
 @_checks
@@ -439,7 +454,7 @@ def audit(traces: tuple[Path, ...], progress: Progress) -> Report:
 @click.option("--engine", multiple=True, help="Engine to check (default: all that run here).")
 @click.option(
     "--budget",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_SECONDS,
     default=60.0,
     show_default=True,
     help="Seconds of fuzzing, over all engines.",

@@ -74,7 +74,7 @@ def read(path: Path) -> Counterexample:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadOperation(f"{path}: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadOperation(f"{path}: not JSON") from None
     try:
         return _read(raw)

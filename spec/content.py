@@ -18,6 +18,10 @@ VOCABULARY: Final = 251
 """Streams use token ids 1..VOCABULARY: small enough for a tiny test model."""
 
 
+MOST: Final = 1_000_000
+"""The longest segment, in blocks or tokens; more is taken for a slip of the pen."""
+
+
 @dataclass(frozen=True)
 class Segment:
     """`blocks` whole blocks plus `tokens` single tokens from the start of stream `label`."""
@@ -31,6 +35,8 @@ class Segment:
             raise ValueError("a segment needs the name of a stream")
         if self.blocks < 0 or self.tokens < 0:
             raise ValueError(f"segment {self.label!r} has a negative size")
+        if self.blocks > MOST or self.tokens > MOST:
+            raise ValueError(f"segment {self.label!r} is longer than {MOST:,}")
 
     def length(self, block_size: int) -> int:
         return self.blocks * block_size + self.tokens

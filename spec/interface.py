@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from kvclaims.spec.telemetry import Event
 from kvclaims.spec.vocabulary import Decision, Outcome, Phase, Protection
@@ -54,6 +54,10 @@ class Predicate:
         return range(self.start, self.start + self.n)
 
 
+MOST_BLOCKS: Final = 1_000_000
+"""Larger pools are taken for a slip of the pen: no check here could cover one."""
+
+
 @dataclass(frozen=True)
 class PoolConfig:
     """The pool a runtime opens.  `usable` blocks (null block excluded) of `block_size` tokens."""
@@ -66,6 +70,8 @@ class PoolConfig:
     def __post_init__(self) -> None:
         if self.usable <= 0 or self.block_size <= 0 or self.defer_limit < 0:
             raise BadOperation("a pool needs usable > 0, block_size > 0 and defer_limit >= 0")
+        if self.usable > MOST_BLOCKS or self.block_size > MOST_BLOCKS:
+            raise BadOperation(f"a pool of more than {MOST_BLOCKS:,} blocks or tokens a block")
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,8 @@ def parse_event(line: str) -> Event:
         raw = json.loads(line)
     except json.JSONDecodeError as error:
         raise TraceError(f"not JSON: {error.msg}") from None
+    except (RecursionError, ValueError):  # nested without end, or a number of thousands of digits
+        raise TraceError("not JSON that anyone can read") from None
     if not isinstance(raw, dict):
         raise TraceError("not a JSON object")
     missing = [name for name in BASE_FIELDS if name not in raw]

@@ -7,6 +7,9 @@ the size asked for, into the live engine core.  The KV tensors stay, larger than
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import count
 from typing import Any, Final
@@ -27,11 +30,24 @@ MOST_USABLE: Final = 256
 _runs: Final = count(1)
 
 
+@contextmanager
+def _no_ffi() -> Iterator[None]:
+    """vLLM 0.32 looks into every object of every module for kernels while it boots, and fails on
+    the C library object of llvmlite, if something imported that before: keep it out of sight."""
+    name = "llvmlite.binding.ffi"
+    hidden = sys.modules.pop(name, None)
+    try:
+        yield
+    finally:
+        if hidden is not None:
+            sys.modules[name] = hidden
+
+
 @lru_cache(maxsize=1)
 def booted() -> Any:
     """The one engine of this process; it stays, for its end would take torch's groups along."""
     most_tokens = (MOST_USABLE + 2) * BLOCK_SIZE
-    with setup.boot_noise(), setup.model_folder(most_tokens) as folder:
+    with setup.boot_noise(), _no_ffi(), setup.model_folder(most_tokens) as folder:
         from vllm import LLM
 
         return LLM(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from vllm_world import NEEDS_VLLM, World
 
@@ -102,3 +106,27 @@ def test_sizes_it_does_not_have_are_refused() -> None:
         WHOLE_ENGINE.open(PoolConfig(20, 16), "t")
     with pytest.raises(BadOperation, match="usable"):
         WHOLE_ENGINE.open(PoolConfig(10_000, 32), "t")
+
+
+def test_it_boots_beside_a_loaded_native_compiler() -> None:
+    """vLLM 0.32 scans all modules while it boots, and the C library of llvmlite upset it."""
+    program = (
+        "import llvmlite.binding, sys\n"
+        "from kvclaims.bridge.vllm.whole_engine import booted\n"
+        "booted()\n"
+        "assert 'llvmlite.binding.ffi' in sys.modules\n"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from kvclaims.bridge.vllm import setup; setup.quieten(setup.WHOLE)\n" + program,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=environment,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
