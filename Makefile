@@ -1,5 +1,5 @@
 # `make gate` checks everything, `make test` tests the checker.  Both set themselves up in .venv.
-#   ENGINE=none       leaves the live engine (vLLM on torch, some 3.5 GB) out
+#   ENGINE=none       leaves the live engine (vLLM on torch, some 2.6 GB) out
 #   GATE_ARGS='...'   goes to `kvclaims gate`      PYTEST_ARGS='...'  goes to pytest
 
 ENGINE ?= vllm
