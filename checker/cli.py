@@ -298,9 +298,10 @@ def prove(
 @click.option("--set", "sets", multiple=True, callback=_settings, help="Size, as name=value.")
 @click.option(
     "--export",
-    "graph",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the transition graph to this file: .graphml or .dot.",
+    "wanted",
+    metavar="FILE|FORMAT",
+    help="Write the instance as tla, promela, smt2, or its graph as graphml, dot or html: to "
+    "FILE by its ending (.tla .pml .smt2 .graphml .dot .html), or to a file named after it.",
 )
 @click.option(
     "--by",
@@ -312,21 +313,23 @@ def prove(
 def explore(
     machine: str | None,
     sets: Mapping[str, str],
-    graph: Path | None,
+    wanted: str | None,
     by: str | None,
     progress: Progress,
 ) -> Report:
     """Visit every state of a finite instance of MACHINE, or of all pinned instances."""
     from kvclaims.checker import explore as explorer
+    from kvclaims.checker import exports
     from kvclaims.checker.instances import PINNED
 
-    if machine is None and (sets or graph or by):
+    if machine is None and (sets or wanted or by):
         raise click.UsageError("--set, --by and --export need a MACHINE")
     if machine is not None:
+        where = None if wanted is None else exports.target(wanted, machine)
         report = _explored(machine, sets, by or ("native" if sets else "python"), progress)
-        if graph is not None:
-            explorer.export(machine, sets, graph)
-        return report
+        if where is None:
+            return report
+        return exports.ExportReport(report, exports.export(machine, sets, where))
     parts = tuple(explorer.explore(name, {}, progress) for name in PINNED)
     return Several("instances", parts, sums=("states", "transitions"))
 
@@ -448,6 +451,25 @@ def audit(traces: tuple[Path, ...], progress: Progress) -> Report:
 
     progress("folding")
     return auditor.audit(traces)
+
+
+@commands.command()
+@click.option("--mechanism", multiple=True, help="Mechanism to measure, such as kivi; or all.")
+@click.option(
+    "--without", multiple=True, metavar="EVIDENCE", help="Leave evidence out: the verdict falls."
+)
+@_checks
+def lower(mechanism: tuple[str, ...], without: tuple[str, ...], progress: Progress) -> Report:
+    """Measure what a mechanism gives, and which claims it can carry."""
+    from kvclaims.checker import measure
+
+    names = measure.names() if mechanism == ("all",) else mechanism
+    if not names:
+        raise click.UsageError(f"give --mechanism (known: {', '.join(measure.names())})")
+    found = [measure.find(name) for name in names]
+    return Several(
+        "mechanisms", tuple(measure.measure(one, without, progress) for one in found), ()
+    )
 
 
 @commands.command()

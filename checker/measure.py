@@ -1,0 +1,545 @@
+"""What a mechanism really gives: its fidelity class by measurement, never by declaration.
+
+A mechanism stores the KV of a prompt that a small model computed, and serves it again: in the same
+place, elsewhere, with parts lost, spoilt or asked to be given away.  Each question yields one piece
+of evidence; the declared class stands only on the pieces it needs (`NEEDED`), so that a verdict
+falls when its evidence is taken away.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+
+from kvclaims.checker.verdicts import Progress
+from kvclaims.spec.fidelity import (
+    Declaration,
+    Fidelity,
+    Holding,
+    Loaded,
+    Mechanism,
+    Part,
+    Stored,
+    Tier,
+    satisfies,
+)
+from kvclaims.spec.interface import BadOperation, EngineMissing
+from kvclaims.spec.lowering import Lowering
+from kvclaims.spec.vocabulary import Verdict
+
+GROUP: Final = "kvclaims.mechanisms"
+TOKENS: Final = tuple((11 * i * i + 5 * i + 2) % 64 for i in range(96))
+"""The prompt: six blocks of sixteen, no two alike."""
+ELSEWHERE: Final = tuple((5 * i + 1) % 64 for i in range(32))
+"""What stands before the prompt when it is served at another place."""
+NEAR: Final = 1e-9
+"""Two results of double-precision arithmetic are the same up to rounding."""
+QUERIES: Final = 8
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One measured fact: `shows` says whether it speaks for the mechanism."""
+
+    name: str
+    shows: bool
+    says: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "shows": self.shows, "says": self.says, **self.figures}
+
+
+NEEDED: Final[Mapping[Fidelity, tuple[str, ...]]] = {
+    Fidelity.EXACT: ("bits", "loss", "held"),
+    Fidelity.RESTORABLE: ("bits", "loss", "held", "tier", "spoilt"),
+    Fidelity.POSITION_INDEPENDENT: ("rotation", "context", "loss"),
+    Fidelity.BOUNDED_LOSS: ("bound", "loss"),
+    Fidelity.LOSSY: ("attention", "loss"),
+    Fidelity.STATE: ("whole", "loss"),
+}
+"""The evidence that each class stands on."""
+
+STRONGEST_FIRST: Final = (
+    Fidelity.STATE,
+    Fidelity.RESTORABLE,
+    Fidelity.EXACT,
+    Fidelity.POSITION_INDEPENDENT,
+    Fidelity.BOUNDED_LOSS,
+    Fidelity.LOSSY,
+)
+"""In which order classes are tried: exact state that is kept in another tier is restorable."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A claim that asks for a class, and what its reader would have been served regardless."""
+
+    asked: Fidelity
+    granted: bool
+    served: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"asked": self.asked, "granted": self.granted, "would_be_served": self.served}
+
+
+@dataclass(frozen=True)
+class MechanismReport:
+    """What one mechanism declares, what was measured, and what follows."""
+
+    declaration: Declaration
+    evidence: tuple[Evidence, ...]
+    served: str
+
+    @property
+    def measured(self) -> Fidelity | None:
+        """The strongest class whose evidence is all there and speaks for it; None if none."""
+        shown = {item.name for item in self.evidence if item.shows}
+        for fidelity in STRONGEST_FIRST:
+            if shown.issuperset(NEEDED[fidelity]):
+                return fidelity
+        return None
+
+    @property
+    def lowering(self) -> Lowering:
+        """The verdict on the declared class: rejected where evidence speaks against it, unknown
+        where some is missing, approximate where what is served differs from what was computed."""
+        found = {item.name: item.shows for item in self.evidence}
+        needed = NEEDED[self.declaration.fidelity]
+        if any(found.get(name) is False for name in needed):
+            return Lowering.REJECTED
+        if any(name not in found for name in needed):
+            return Lowering.UNKNOWN
+        exact = found.get("bits") or (found.get("whole") and found.get("same output"))
+        return Lowering.NATIVE if exact else Lowering.APPROXIMATE
+
+    @property
+    def asks(self) -> tuple[Ask, ...]:
+        measured = self.measured
+        return tuple(
+            Ask(asked, measured is not None and satisfies(measured, asked), self.served)
+            for asked in Fidelity
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        match self.lowering:
+            case Lowering.REJECTED:
+                return Verdict.VIOLATED
+            case Lowering.UNKNOWN:
+                return Verdict.UNKNOWN
+        return Verdict.HOLDS
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "mechanism": self.declaration.name,
+            "title": self.declaration.title,
+            "source": self.declaration.source,
+            "declared": self.declaration.fidelity,
+            "measured": self.measured,
+            "lowering": self.lowering,
+            "identity": list(self.declaration.identity),
+            "obligation": self.declaration.obligation,
+            "evidence": [item.to_json() for item in self.evidence],
+            "asks": [ask.to_json() for ask in self.asks],
+        }
+
+    def lines(self) -> Iterator[str]:
+        own = self.declaration
+        yield f"{own.name}: {own.title} ({own.source})"
+        yield (
+            f"  {self.verdict}: declared {own.fidelity}, measured "
+            f"{self.measured or 'nothing'}: {self.lowering}"
+        )
+        for item in self.evidence:
+            mark = "needed" if item.name in NEEDED[own.fidelity] else ""
+            yield f"  {'yes' if item.shows else 'no ':4}{item.name:12}{mark:8}{item.says}"
+        granted = [ask.asked for ask in self.asks if ask.granted]
+        refused = [ask.asked for ask in self.asks if not ask.granted]
+        yield f"  a claim may ask for: {', '.join(granted) or 'nothing'}"
+        if refused:
+            yield f"  refused: {', '.join(refused)}; what would have been served: {self.served}"
+        yield f"  owes: {own.obligation}"
+
+
+def names() -> tuple[str, ...]:
+    """Every registered mechanism."""
+    return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
+
+
+def find(name: str) -> Mechanism:
+    """Raises BadOperation for an unknown name, EngineMissing where torch is not there."""
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            try:
+                return cast(Mechanism, point.load())
+            except ImportError as error:
+                raise EngineMissing(f"mechanism {name} cannot be loaded: {error}") from None
+    raise BadOperation(f"unknown mechanism {name!r} (known: {', '.join(names())})")
+
+
+def measure(
+    mechanism: Mechanism, without: tuple[str, ...] = (), progress: Progress | None = None
+) -> MechanismReport:
+    """Store, serve and spoil.  `without` leaves evidence out, to see the verdict fall; raises
+    BadOperation for evidence that does not exist."""
+    unknown = set(without) - set(MEASURES)
+    if unknown:
+        raise BadOperation(
+            f"no evidence is called {', '.join(sorted(unknown))} (known: {', '.join(MEASURES)})"
+        )
+    found = []
+    with one_thread(), tempfile.TemporaryDirectory(prefix="kvclaims-") as folder:
+        bench = Bench(mechanism, Path(folder))
+        for name, question in MEASURES.items():
+            if name in without:
+                continue
+            if progress:
+                progress(f"{mechanism.declaration.name}: {name}")
+            answer = question(bench)
+            if answer is not None:
+                found.append(replace(answer, name=name))
+        served = bench.would_be_served()
+    return MechanismReport(mechanism.declaration, tuple(found), served)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Tensors this small only wait for more threads; one also adds up in one order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- the questions -----------------------------------------------------------------------
+
+
+class Bench:
+    """A mechanism at work on the prompt, beside the model's own truth."""
+
+    def __init__(self, mechanism: Mechanism, folder: Path) -> None:
+        self.mechanism = mechanism
+        self.model = mechanism.model
+        self._folder = folder
+        self._stores = 0
+        self.queries = self.model.queries(QUERIES, seed=1)
+        self.truth = self.model.kv(TOKENS)
+        self.stored = self.store()
+        self.served = mechanism.load(self.stored)
+        self.blocks = -(-len(TOKENS) // self.model.block)
+
+    def store(self, query: int = 0) -> Stored:
+        """The prompt stored anew, in a folder of its own."""
+        self._stores += 1
+        folder = self._folder / str(self._stores)
+        folder.mkdir()
+        return self.mechanism.store(TOKENS, self.queries[query], folder)
+
+    def errors(self, loaded: Loaded, truth: tuple[Any, Any] | None = None) -> tuple[Any, Any]:
+        """Absolute differences of keys and values, [layers, heads, tokens, width]."""
+        keys, values = truth or self.truth
+        end = loaded.keys.shape[2]
+        return (loaded.keys - keys[:, :, :end]).abs(), (loaded.values - values[:, :, :end]).abs()
+
+    def exact_tokens(self, loaded: Loaded) -> Any:
+        """For each token whether it is there with all its bits."""
+        keys, values = self.errors(loaded)
+        same = (keys == 0).all(-1).all(0).all(0) & (values == 0).all(-1).all(0).all(0)
+        return same & loaded.present
+
+    def output_error(self, loaded: Loaded) -> float:
+        """The largest difference that any query sees in its attention output, relative to it."""
+        worst = 0.0
+        for query in self.queries:
+            truth = self.model.output(query, TOKENS)
+            if loaded.output is not None:
+                served = loaded.output(query)
+            else:
+                there = loaded.present
+                served = self.model.attend(
+                    query, loaded.keys[:, :, there], loaded.values[:, :, there]
+                )
+            worst = max(worst, float((served - truth).norm() / truth.norm()))
+        return worst
+
+    def would_be_served(self) -> str:
+        """In words, what a reader gets who asks for more than there is."""
+        if self.served.declined:
+            return f"nothing ({self.served.declined})"
+        if self.served.keys is None:
+            return f"outputs off by {self.output_error(self.served):.2g}, and no KV of any token"
+        exact = self.exact_tokens(self.served)
+        leading = _leading(exact)
+        text = f"{leading} leading exact tokens of {len(TOKENS)}"
+        if leading < len(TOKENS):
+            text += f", the first wrong one at {leading}"
+        return f"{text}, outputs off by {self.output_error(self.served):.2g}"
+
+
+def _leading(flags: Any) -> int:
+    return int(flags.to(torch.int64).cumprod(0).sum())
+
+
+def _bits(bench: Bench) -> Evidence | None:
+    """Served in its place, is every token bit for bit what was computed?"""
+    if bench.served.keys is None:
+        return None
+    exact = bench.exact_tokens(bench.served)
+    count = int(exact.sum())
+    missing = len(TOKENS) - int(bench.served.present.sum())
+    return Evidence(
+        "",
+        count == len(TOKENS),
+        f"{count} of {len(TOKENS)} tokens bit for bit equal, {_leading(exact)} of them leading"
+        + (f", {missing} dropped" if missing else ""),
+        {"exact": count, "leading": _leading(exact), "dropped": missing},
+    )
+
+
+def _rotation(bench: Bench) -> Evidence:
+    """Served elsewhere, are the keys that know no context those of that place?"""
+    loaded = bench.mechanism.load(bench.stored, ELSEWHERE)
+    if loaded.declined:
+        return Evidence("", False, f"declined elsewhere: {loaded.declined}")
+    keys, values = bench.errors(loaded, bench.model.kv(TOKENS, ELSEWHERE))
+    first, deeper = float(torch.maximum(keys[0].max(), values[0].max())), float(keys[1:].max())
+    return Evidence(
+        "",
+        first < NEAR,
+        f"after {len(ELSEWHERE)} other tokens the first layer is off by {first:.1g}, deeper "
+        f"layers, which know the context, by {deeper:.2g}",
+        {"first_layer_error": first, "deeper_error": deeper},
+    )
+
+
+def _context(bench: Bench) -> Evidence:
+    """Served behind the context that it was computed in, is it what was computed?"""
+    before = bench.stored.context
+    loaded = bench.mechanism.load(bench.stored, before)
+    if loaded.declined or loaded.keys is None:
+        return Evidence("", False, loaded.declined or "no KV of any token")
+    error = max(float(e.max()) for e in bench.errors(loaded, bench.model.kv(TOKENS, before)))
+    return Evidence(
+        "",
+        error < NEAR and bool(loaded.present.all()),
+        f"behind its own {len(before)} tokens of context it is off by {error:.1g}",
+        {"window": len(before), "error": error},
+    )
+
+
+def _bound(bench: Bench) -> Evidence | None:
+    """Is every element within the bound that was fixed when it was stored?"""
+    if bench.stored.bound is None:
+        return None
+    worst, largest = 0.0, 0.0
+    for error, bound in zip(bench.errors(bench.served), bench.stored.bound, strict=True):
+        worst = max(worst, float((error / (bound + NEAR)).max()))
+        largest = max(largest, float(bound.max()))
+    return Evidence(
+        "",
+        worst <= 1 + NEAR,
+        f"the largest error is {worst:.3f} of its bound (largest bound {largest:.2f})",
+        {"of_bound": worst, "largest_bound": largest},
+    )
+
+
+def _attention(bench: Bench) -> Evidence:
+    """What queries see, less than if nothing were served.  It does not follow from an elementwise
+    bound, so it stands beside it."""
+    if bench.served.declined:
+        return Evidence("", False, bench.served.declined)
+    error = bench.output_error(bench.served)
+    element = (
+        None
+        if bench.served.keys is None
+        else max(float(e.max()) for e in bench.errors(bench.served))
+    )
+    beside = "no elements to compare" if element is None else f"elements by up to {element:.2g}"
+    return Evidence(
+        "",
+        error < 1,
+        f"attention outputs are off by up to {error:.2g} of their size; {beside}",
+        {"output_error": error, "element_error": element},
+    )
+
+
+def _same_output(bench: Bench) -> Evidence:
+    """Do queries get the very answer of the model?"""
+    error = float("inf") if bench.served.declined else bench.output_error(bench.served)
+    return Evidence("", error < NEAR, f"outputs off by {error:.1g}", {"output_error": error})
+
+
+def _query(bench: Bench) -> Evidence:
+    """Would another query have stored the same?"""
+    other = bench.store(query=1)
+    differing = [
+        name
+        for name, part in bench.stored.parts.items()
+        if part.tensor is not None and not _same(part.tensor, other.parts[name].tensor)
+    ]
+    says = (
+        f"another query stores other {', '.join(differing)}"
+        if differing
+        else "any query stores the same"
+    )
+    return Evidence("", not differing, says, {"differing": differing})
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(one.shape == other.shape and (one == other).all())
+
+
+def _loss(bench: Bench) -> Evidence:
+    """Is every part that is gone noticed: nothing served, or what was computed anew?"""
+    wrong = []
+    declined = 0
+    for name in bench.stored.parts:
+        rest = {key: part for key, part in bench.stored.parts.items() if key != name}
+        loaded = bench.mechanism.load(replace(bench.stored, parts=rest))
+        if loaded.declined:
+            declined += 1
+        elif not _as_before(bench, loaded):
+            wrong.append(name)
+    total = len(bench.stored.parts)
+    return Evidence(
+        "",
+        not wrong and total > 0,
+        f"{declined} of {total} parts, each lost alone, make it decline"
+        + (f"; served wrong without {', '.join(wrong)}" if wrong else ""),
+        {"parts": total, "declined": declined, "served_wrong": wrong},
+    )
+
+
+def _as_before(bench: Bench, loaded: Loaded) -> bool:
+    if bench.served.keys is None or loaded.keys is None:
+        return False
+    return _same(loaded.keys, bench.served.keys) and _same(loaded.values, bench.served.values)
+
+
+def _leans(bench: Bench) -> Evidence | None:
+    """Which parts carry more than one block: their loss breaks all that lean on them."""
+    if bench.served.keys is None or any(p.tensor is None for p in bench.stored.parts.values()):
+        return None
+    shared = {}
+    for name, part in bench.stored.parts.items():
+        if not part.tensor.is_floating_point() and not part.tensor.is_complex():
+            continue
+        parts = {**bench.stored.parts, name: replace(part, tensor=part.tensor + 0.5)}
+        loaded = bench.mechanism.load(replace(bench.stored, parts=parts))
+        if loaded.declined:
+            continue
+        moved = (loaded.keys != bench.served.keys) | (loaded.values != bench.served.values)
+        tokens = moved.any(-1).any(0).any(0).nonzero().flatten() // bench.model.block
+        if len(tokens.unique()) > 1:
+            shared[name] = len(tokens.unique())
+    most = max(shared.values(), default=1)
+    says = (
+        f"{len(shared)} parts carry several blocks each, up to {most} of {bench.blocks}: they "
+        "belong to the footprint of each of those"
+        if shared
+        else "each part carries one block"
+    )
+    return Evidence("", not shared, says, {"shared": shared})
+
+
+def _whole(bench: Bench) -> Evidence:
+    """Is it served whole or not at all?"""
+    prefix = bench.mechanism.load(bench.stored, blocks=1)
+    needed = all(
+        bench.mechanism.load(
+            replace(bench.stored, parts={k: p for k, p in bench.stored.parts.items() if k != name})
+        ).declined
+        for name in bench.stored.parts
+    )
+    says = (
+        "declined for a first block alone" if prefix.declined else "a first block is served alone"
+    )
+    return Evidence(
+        "",
+        bool(prefix.declined) and needed and not bench.served.declined,
+        f"{says}; {'every part is' if needed else 'not every part is'} needed",
+        {"prefix_served": not prefix.declined, "all_needed": needed},
+    )
+
+
+def _tier(bench: Bench) -> Evidence:
+    """Where does it come from?"""
+    tiers = sorted({part.tier for part in bench.stored.parts.values()})
+    kinds = {kind: bench.served.provenance.count(kind) for kind in bench.served.provenance}
+    from_where = ", ".join(f"{number} blocks {kind}" for kind, number in kinds.items())
+    return Evidence(
+        "",
+        any(tier is not Tier.DEVICE for tier in tiers),
+        f"kept in {', '.join(tiers)}; served {from_where or 'nothing'}",
+        {"tiers": tiers, "provenance": kinds},
+    )
+
+
+def _spoilt(bench: Bench) -> Evidence | None:
+    """Is a file with one wrong byte ever served?"""
+    files = [name for name, part in bench.stored.parts.items() if part.path is not None]
+    if not files:
+        return None
+    served = []
+    for name in files:
+        stored = bench.store()
+        _spoil(stored.parts[name])
+        loaded = bench.mechanism.load(stored)
+        if not loaded.declined and not _as_before(bench, loaded):
+            served.append(name)
+    return Evidence(
+        "",
+        not served,
+        f"{len(files)} files with one wrong byte each: "
+        + (f"served wrong from {', '.join(served)}" if served else "none was served"),
+        {"files": len(files), "served_wrong": served},
+    )
+
+
+def _spoil(part: Part) -> None:
+    assert part.path is not None
+    whole = bytearray(part.path.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    part.path.write_bytes(bytes(whole))
+
+
+def _held(bench: Bench) -> Evidence | None:
+    """While the object is in force, is any of its memory given away?"""
+    if not isinstance(bench.mechanism, Holding):
+        return None
+    stored = bench.store()
+    given = [name for name in stored.parts if bench.mechanism.reuse(stored, name)]
+    return Evidence(
+        "",
+        not given,
+        f"given away while in force: {', '.join(given)}" if given else "no part is given away",
+        {"given_away": given},
+    )
+
+
+MEASURES: Final[Mapping[str, Callable[[Bench], Evidence | None]]] = {
+    "bits": _bits,
+    "rotation": _rotation,
+    "context": _context,
+    "bound": _bound,
+    "attention": _attention,
+    "same output": _same_output,
+    "query": _query,
+    "loss": _loss,
+    "leans": _leans,
+    "whole": _whole,
+    "tier": _tier,
+    "spoilt": _spoilt,
+    "held": _held,
+}
+"""The questions, by the name of their evidence."""

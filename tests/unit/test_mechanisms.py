@@ -1,0 +1,227 @@
+"""Every mechanism gives the class that it declares, by measurement, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="mechanisms work on torch tensors")
+
+from kvclaims.checker import measure as m  # noqa: E402
+from kvclaims.reference.mechanisms import vector_quantization  # noqa: E402
+from kvclaims.reference.mechanisms.capsules import Capsules  # noqa: E402
+from kvclaims.reference.mechanisms.file_offload import FileOffload, Lookup  # noqa: E402
+from kvclaims.reference.mechanisms.model import MODEL, rotate, unrotate  # noqa: E402
+from kvclaims.reference.mechanisms.persistent import PersistentReader  # noqa: E402
+from kvclaims.reference.mechanisms.two_bits import TwoBits  # noqa: E402
+from kvclaims.reference.mechanisms.two_ends import TwoEnds  # noqa: E402
+from kvclaims.spec.fidelity import Fidelity, Loaded, Stored, satisfies  # noqa: E402
+from kvclaims.spec.interface import BadOperation  # noqa: E402
+from kvclaims.spec.lowering import Lowering  # noqa: E402
+from kvclaims.spec.vocabulary import Verdict  # noqa: E402
+
+# Written by hand from the table of the sources: mechanism, class, verdict.
+EXPECTED = {
+    "cake": (Fidelity.RESTORABLE, Lowering.NATIVE),
+    "commvq": (Fidelity.LOSSY, Lowering.APPROXIMATE),
+    "counter-causal-surprise": (Fidelity.LOSSY, Lowering.APPROXIMATE),
+    "deltakv": (Fidelity.LOSSY, Lowering.APPROXIMATE),
+    "execution-state-capsules": (Fidelity.STATE, Lowering.NATIVE),
+    "inferscale": (Fidelity.POSITION_INDEPENDENT, Lowering.APPROXIMATE),
+    "kivi": (Fidelity.BOUNDED_LOSS, Lowering.APPROXIMATE),
+    "less": (Fidelity.STATE, Lowering.APPROXIMATE),
+    "mepic": (Fidelity.POSITION_INDEPENDENT, Lowering.APPROXIMATE),
+    "persistentkv": (Fidelity.EXACT, Lowering.NATIVE),
+    "py-kvcache": (Fidelity.RESTORABLE, Lowering.NATIVE),
+    "think": (Fidelity.LOSSY, Lowering.APPROXIMATE),
+}
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, m.MechanismReport]:
+    return {name: m.measure(m.find(name)) for name in m.names()}
+
+
+def evidence(report: m.MechanismReport, name: str) -> m.Evidence:
+    return next(item for item in report.evidence if item.name == name)
+
+
+def test_every_mechanism_of_the_table_is_registered() -> None:
+    assert set(m.names()) == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_the_measured_class_is_the_declared_one(
+    reports: dict[str, m.MechanismReport], name: str
+) -> None:
+    report = reports[name]
+    assert (report.measured, report.lowering) == EXPECTED[name]
+    assert report.declaration.fidelity is report.measured
+    assert report.verdict is Verdict.HOLDS
+
+
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [(name, needed) for name, (fidelity, _) in EXPECTED.items() for needed in m.NEEDED[fidelity]],
+)
+def test_a_verdict_falls_with_its_evidence(
+    reports: dict[str, m.MechanismReport], name: str, without: str
+) -> None:
+    whole = reports[name]
+    less = replace(whole, evidence=tuple(e for e in whole.evidence if e.name != without))
+    assert less.lowering is Lowering.UNKNOWN
+    assert less.verdict is Verdict.UNKNOWN
+
+
+def test_a_claim_that_asks_for_more_than_the_class_is_refused_and_told_what_it_would_get(
+    reports: dict[str, m.MechanismReport],
+) -> None:
+    asks = {ask.asked: ask for ask in reports["counter-causal-surprise"].asks}
+    assert not asks[Fidelity.EXACT].granted
+    assert "7 leading exact tokens of 96" in asks[Fidelity.EXACT].served
+    assert asks[Fidelity.LOSSY].granted
+
+
+def test_exact_meets_an_ask_for_bounded_loss_and_not_the_other_way_round() -> None:
+    assert satisfies(Fidelity.EXACT, Fidelity.BOUNDED_LOSS)
+    assert not satisfies(Fidelity.BOUNDED_LOSS, Fidelity.EXACT)
+    assert not satisfies(Fidelity.STATE, Fidelity.EXACT)
+
+
+def test_a_bound_on_elements_does_not_bound_the_attention_output(
+    reports: dict[str, m.MechanismReport],
+) -> None:
+    attention = evidence(reports["kivi"], "attention").figures
+    assert evidence(reports["kivi"], "bound").shows
+    assert 0 < attention["output_error"] < attention["element_error"] < 1.3
+
+
+def test_another_query_prunes_other_channels(reports: dict[str, m.MechanismReport]) -> None:
+    assert evidence(reports["think"], "query").figures["differing"] == ["channels", "keys"]
+
+
+def test_a_reference_carries_blocks_beyond_its_own(
+    reports: dict[str, m.MechanismReport],
+) -> None:
+    shared = evidence(reports["deltakv"], "leans").figures["shared"]
+    assert shared["reference/0"] > 1
+    assert evidence(reports["persistentkv"], "leans").shows
+
+
+def test_a_computed_block_is_not_called_restored(reports: dict[str, m.MechanismReport]) -> None:
+    provenance = evidence(reports["cake"], "tier").figures["provenance"]
+    assert provenance == {"computed": 3, "file": 3}
+
+
+def test_codes_can_be_turned_before_or_after_they_are_summed() -> None:
+    keys, _ = MODEL.kv(m.TOKENS)
+    book, codes = vector_quantization.learn(vector_quantization.pairs(unrotate(keys, 0)))
+    place = 5
+    half = keys.shape[3] // 2
+    turn = torch.exp(1j * place * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half))
+    before = vector_quantization.decode(book * turn[:, None], codes)
+    after = vector_quantization.decode(book, codes) * turn
+    assert torch.allclose(before, after, atol=1e-12)
+    assert torch.allclose(
+        vector_quantization.vectors(after)[:, :, :1],
+        rotate(
+            vector_quantization.vectors(vector_quantization.decode(book, codes))[:, :, :1], place
+        ),
+        atol=1e-12,
+    )
+
+
+# --- mechanisms that break their word are found -------------------------------------------
+
+
+def test_without_a_commitment_a_hit_promises_nothing() -> None:
+    report = m.measure(FileOffload(commit=False))
+    assert not evidence(report, "held").shows
+    assert (report.measured, report.lowering) == (Fidelity.LOSSY, Lowering.REJECTED)
+
+
+def test_without_a_lease_the_reader_reads_what_is_there_now() -> None:
+    report = m.measure(PersistentReader(lease=False))
+    assert evidence(report, "held").figures["given_away"] == [
+        "page/0", "page/1", "page/2", "page/3", "page/4", "page/5", "table",
+    ]  # fmt: skip
+    assert report.lowering is Lowering.REJECTED
+
+
+class Forgetful(Capsules):
+    """Serves a capsule without its recurrent state as if nothing were missing."""
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        parts = dict(stored.parts)
+        if "recurrent" not in parts:
+            window = parts["window"].tensor
+            parts["recurrent"] = replace(parts["window"], tensor=torch.zeros_like(window[0]))
+        return super().load(replace(stored, parts=parts), before, blocks)
+
+
+def test_a_capsule_served_without_a_component_is_rejected() -> None:
+    report = m.measure(Forgetful())
+    assert report.lowering is Lowering.REJECTED
+    assert report.verdict is Verdict.VIOLATED
+
+
+class Overconfident(TwoBits):
+    """Promises half of the bound that two bits can keep."""
+
+    def store(self, tokens: Sequence[int], query: Any, folder: Path) -> Stored:
+        stored = super().store(tokens, query, folder)
+        assert stored.bound is not None
+        return replace(stored, bound=(stored.bound[0] / 2, stored.bound[1] / 2))
+
+
+def test_a_bound_that_does_not_hold_is_rejected() -> None:
+    report = m.measure(Overconfident())
+    assert not evidence(report, "bound").shows
+    assert report.lowering is Lowering.REJECTED
+
+
+class Trusting(TwoEnds):
+    """Reads files without looking at their checksum."""
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        loaded = super().load(stored, before, blocks)
+        paths = [part.path for part in stored.parts.values() if part.path]
+        if any(path.exists() and not _sound(path) for path in paths):
+            loaded = replace(loaded, keys=loaded.keys + 1)
+        return loaded
+
+
+def _sound(path: Path) -> bool:
+    from kvclaims.reference.mechanisms.files import read
+
+    return read(path) is not None
+
+
+def test_a_spoilt_file_that_is_served_is_rejected() -> None:
+    report = m.measure(Trusting())
+    assert not evidence(report, "spoilt").shows
+    assert report.lowering is Lowering.REJECTED
+
+
+def test_while_a_file_is_written_a_lookup_says_so_and_nothing_is_served(tmp_path: Path) -> None:
+    files = FileOffload()
+    stored = files.begin(m.TOKENS, tmp_path)
+    assert files.lookup(stored, 0) is Lookup.IN_FLIGHT
+    assert files.load(stored).declined == "block 0 cannot be restored (in flight)"
+    files.finish(stored)
+    assert files.lookup(stored, 0) is Lookup.HIT
+    assert not files.load(stored).declined
+
+
+def test_evidence_that_does_not_exist_cannot_be_left_out() -> None:
+    with pytest.raises(BadOperation, match="no evidence is called nonsense"):
+        m.measure(FileOffload(), without=("nonsense",))
+
+
+def test_an_unknown_mechanism_is_one_clear_line() -> None:
+    with pytest.raises(BadOperation, match="unknown mechanism 'nonsense' \\(known: cake, "):
+        m.find("nonsense")
