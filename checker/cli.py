@@ -454,22 +454,36 @@ def audit(traces: tuple[Path, ...], progress: Progress) -> Report:
 
 
 @commands.command()
+@click.argument("profiles", nargs=-1, metavar="[PROFILE]...")
 @click.option("--mechanism", multiple=True, help="Mechanism to measure, such as kivi; or all.")
 @click.option(
     "--without", multiple=True, metavar="EVIDENCE", help="Leave evidence out: the verdict falls."
 )
 @_checks
-def lower(mechanism: tuple[str, ...], without: tuple[str, ...], progress: Progress) -> Report:
-    """Measure what a mechanism gives, and which claims it can carry."""
+def lower(
+    profiles: tuple[str, ...],
+    mechanism: tuple[str, ...],
+    without: tuple[str, ...],
+    progress: Progress,
+) -> Report:
+    """Judge what an engine's profile, or a mechanism by measurement, really offers claims."""
+    from kvclaims.checker import lower as lowering
     from kvclaims.checker import measure
+    from kvclaims.checker import profiles as known
 
-    names = measure.names() if mechanism == ("all",) else mechanism
-    if not names:
-        raise click.UsageError(f"give --mechanism (known: {', '.join(measure.names())})")
-    found = [measure.find(name) for name in names]
-    return Several(
-        "mechanisms", tuple(measure.measure(one, without, progress) for one in found), ()
-    )
+    if mechanism and not profiles:
+        names = measure.names() if mechanism == ("all",) else mechanism
+        mechanisms = [measure.find(name) for name in names]
+        return Several(
+            "mechanisms", tuple(measure.measure(m, without, progress) for m in mechanisms), ()
+        )
+    if mechanism or without or not profiles:
+        raise click.UsageError(
+            f"give profiles (known: {', '.join(known.names())}; or a .toml file), "
+            f"or --mechanism (known: {', '.join(measure.names())})"
+        )
+    read = [known.load(profile) for profile in profiles]
+    return Several("profiles", tuple(lowering.lower(p, progress=progress) for p in read), ())
 
 
 @commands.command()

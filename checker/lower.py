@@ -1,0 +1,218 @@
+"""Fail-closed lowering: the verdict on a profile follows from its evidence, never from its words.
+
+A mode is supported only if each of its obligations has evidence that is anchored, allowed at the
+mode's adapter depth, and true when looked at again: probes are run, traces are read.  What is not
+shown is unknown; a profile that claims more than that is rejected (arXiv 2606.01387).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from kvclaims.checker import engines, litmus, obligations, programs
+from kvclaims.checker.profiles import Evidence, Mode, Probe, Profile
+from kvclaims.checker.verdicts import Progress, worst
+from kvclaims.spec.interface import EngineMissing
+from kvclaims.spec.lowering import DEPTH_OF, OWED, Lowering, Obligation, Way
+from kvclaims.spec.vocabulary import Protection, Verdict
+
+_STRENGTH: Final = {
+    Lowering.REJECTED: 0,
+    Lowering.UNKNOWN: 0,
+    Lowering.APPROXIMATE: 1,
+    Lowering.OBSERVATIONAL: 2,
+    Lowering.POLICY: 2,
+    Lowering.NATIVE: 3,
+}
+"""How much a verdict claims; the two kinds of adapter claim as much."""
+
+_BY_WAY: Final = {
+    Way.NEARLY: Lowering.APPROXIMATE,
+    Way.PATCHED: Lowering.POLICY,
+    Way.STEERED: Lowering.POLICY,
+    Way.JOINED: Lowering.OBSERVATIONAL,
+    Way.OWN: Lowering.NATIVE,
+}
+"""What a mode is worth whose weakest obligation is met in this way, the weakest first."""
+
+_STRONGER: Final = {
+    Protection.HARD: {Protection.SOFT, Protection.BEST_EFFORT},
+    Protection.SOFT: {Protection.BEST_EFFORT},
+    Protection.DEMOTABLE: {Protection.SOFT, Protection.BEST_EFFORT},
+    Protection.EXPIRING: {Protection.SOFT, Protection.BEST_EFFORT},
+    Protection.OFFLOADABLE: {Protection.BEST_EFFORT},
+}
+"""Modes that cannot stand in for each mode: they allow a loss that it forbids."""
+
+RunProbe = Callable[[Probe], "ProbeResult"]
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """A litmus program as it came out now."""
+
+    verdict: Verdict
+    says: str
+
+
+@dataclass(frozen=True)
+class ModeVerdict:
+    """A mode of a profile: what it claims, what follows, and why."""
+
+    mode: Mode
+    lowering: Lowering
+    reasons: tuple[str, ...]
+    anchors: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """HOLDS where the profile claims no more than follows."""
+        if _STRENGTH[self.mode.claims] > _STRENGTH[self.lowering]:
+            return Verdict.VIOLATED
+        return Verdict.HOLDS
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "protection": self.mode.protection,
+            "depth": self.mode.depth.name.lower(),
+            "claims": self.mode.claims,
+            "lowering": self.lowering,
+            "verdict": self.verdict,
+            "reasons": list(self.reasons),
+            "anchors": list(self.anchors),
+        }
+
+
+@dataclass(frozen=True)
+class LowerReport:
+    """A profile, mode by mode."""
+
+    profile: Profile
+    modes: tuple[ModeVerdict, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """A profile that supports nothing shows nothing, however honestly it says so."""
+        whole = worst(mode.verdict for mode in self.modes)
+        supported = any(_STRENGTH[mode.lowering] for mode in self.modes)
+        return whole if supported or whole is not Verdict.HOLDS else Verdict.UNKNOWN
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "profile": self.profile.id,
+            "title": self.profile.title,
+            "version": self.profile.version,
+            "modes": [mode.to_json() for mode in self.modes],
+        }
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.profile.id}: {self.profile.title} ({self.profile.version}): {self.verdict}"
+        for mode in self.modes:
+            claim = "" if mode.mode.claims is mode.lowering else f" (claims {mode.mode.claims})"
+            yield f"  {mode.verdict:9} {mode.mode.protection:15} {mode.lowering}{claim}"
+            for reason in mode.reasons:
+                yield f"            {reason}"
+
+
+def lower(
+    profile: Profile, run_probe: RunProbe | None = None, progress: Progress | None = None
+) -> LowerReport:
+    """Judge a profile; probes run once each.  Raises BadOperation for a trace that cannot be
+    read or a program that does not exist."""
+    run = run_probe or probe
+    found = []
+    for mode in profile.modes:
+        if progress:
+            progress(f"{profile.id}: {mode.protection}")
+        found.append(judge(mode, run))
+    return LowerReport(profile, tuple(found))
+
+
+def judge(mode: Mode, run: RunProbe) -> ModeVerdict:
+    """The verdict on one mode."""
+    anchors = tuple(
+        f"{obligation}: {_place(evidence)}" for obligation, evidence in mode.evidence.items()
+    )
+
+    def verdict(lowering: Lowering, reasons: list[str]) -> ModeVerdict:
+        return ModeVerdict(mode, lowering, tuple(reasons), anchors)
+
+    if mode.lowers_to in _STRONGER.get(mode.protection, ()):
+        shown = run(Probe(engines.REFERENCE, "C1"))
+        return verdict(
+            Lowering.REJECTED,
+            [f"{mode.lowers_to} cannot stand in for {mode.protection}: {shown.says}"],
+        )
+    refuted = [(r, run(r.probe)) for r in mode.refuted]
+    if reasons := [f"{r.says}: {p.says}" for r, p in refuted if p.verdict is Verdict.HOLDS]:
+        return verdict(Lowering.REJECTED, reasons)
+    if reasons := list(_untrue(mode, run)):
+        return verdict(Lowering.REJECTED, reasons)
+    if missing := sorted(OWED[mode.protection] - mode.evidence.keys()):
+        reason = f"nothing shows {', '.join(missing)}"
+        claims_more = _STRENGTH[mode.claims] > 0
+        return verdict(Lowering.REJECTED if claims_more else Lowering.UNKNOWN, [reason])
+    ways = {mode.evidence[obligation].way for obligation in OWED[mode.protection]}
+    return verdict(next(low for way, low in _BY_WAY.items() if way in ways), [])
+
+
+def _untrue(mode: Mode, run: RunProbe) -> Iterator[str]:
+    """What is wrong with the evidence that is given, obligation by obligation."""
+    for obligation, evidence in mode.evidence.items():
+        if DEPTH_OF[evidence.way] > mode.depth:
+            yield (
+                f"{obligation}: {evidence.way} needs an adapter of depth "
+                f"{DEPTH_OF[evidence.way].name.lower()}, the mode has {mode.depth.name.lower()}"
+            )
+        elif evidence.anchor is None:
+            yield f"{obligation}: no anchor"
+        elif evidence.probe is not None:
+            result = run(evidence.probe)
+            if result.verdict is not Verdict.HOLDS:
+                yield f"{obligation}: {result.says}"
+        elif evidence.trace is not None:
+            yield from _untrue_trace(obligation, evidence)
+
+
+def _untrue_trace(obligation: Obligation, evidence: Evidence) -> Iterator[str]:
+    shown = obligations.shown_by(obligations.read_lines(Path(str(evidence.trace))))
+    if obligation not in shown:
+        yield f"{obligation}: no trace can show it"
+    elif not shown[obligation].holds:
+        yield f"{obligation}: {shown[obligation].reason}"
+
+
+def _place(evidence: Evidence) -> str:
+    if evidence.probe is not None:
+        return f"kvclaims litmus {evidence.probe.program} --engine {evidence.probe.engine}"
+    if evidence.trace is not None:
+        return f"trace {evidence.trace.name}"
+    if evidence.document is not None:
+        own = evidence.document
+        return f"{own.title} {own.version}, {own.place}"
+    return "no anchor"
+
+
+@cache
+def probe(wanted: Probe) -> ProbeResult:
+    """Run a litmus program on an engine; one that cannot run here has shown nothing."""
+    (program,) = programs.select([wanted.program])
+    command = f"litmus {wanted.program} on {wanted.engine}"
+    try:
+        engine, info = engines.ready(wanted.engine)
+    except EngineMissing as error:
+        return ProbeResult(Verdict.UNKNOWN, f"{command} cannot run here ({error})")
+    report = litmus.litmus(engine, info, (program,), lambda _: None)
+    result = report.to_json()["programs"][0]
+    seen = ", ".join(
+        f"{name} {value}"
+        for name, value in result["observed"].items()
+        if name in ("outcome", "victims", "harmed", "shortfall")
+    )
+    return ProbeResult(
+        report.verdict, f"{command}: {report.verdict}" + (f" ({seen})" if seen else "")
+    )

@@ -1,0 +1,204 @@
+"""What a trace of a runtime or an adapter shows of each obligation of a lowering.
+
+The trace is JSON lines in the vocabulary of `spec.telemetry`, possibly of a foreign adapter: so it
+is read loosely, and what it lacks is simply not shown.  A bad lowering is caught here by what its
+own trace says (arXiv 2606.01387): restore after reuse, a failure blamed on another claim, a
+recomputation passed off as a restore, a claim named only afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from kvclaims.spec.interface import BadOperation
+from kvclaims.spec.lowering import Obligation
+
+_SUBMITTED: Final = "resident_claim_submitted"
+_ANSWERS: Final = ("resident_claim_accepted", "resident_claim_refused", "resident_claim_rejected")
+_MATERIALIZED: Final = "resident_claim_materialized"
+_OFFLOADED: Final = "resident_claim_offloaded"
+_REQUIRED: Final = ("resident_claim_restore_required", "restoration_required")
+_RESTORED: Final = "resident_claim_restored"
+_REUSED: Final = "resident_claim_reuse_after_restore"
+_FAILED: Final = ("resident_claim_restoration_failed", "restoration_failed")
+_ENDS: Final = tuple(f"resident_claim_{end}" for end in ("demoted", "expired", "released"))
+_HARMED: Final = "resident_claim_harmed"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Whether a trace shows an obligation, and the reason in words."""
+
+    holds: bool
+    reason: str
+
+
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Told:
+    """The events of a trace, in order and by claim."""
+
+    lines: Sequence[Line]
+    of_claim: Mapping[str, Sequence[Line]]
+
+    def events(self, *names: str) -> list[Line]:
+        return [line for line in self.lines if line.get("event") in names]
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Raises BadOperation for a file that is not JSON lines."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        lines = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise BadOperation(f"{path}: not a trace of JSON lines ({error})") from None
+    if not all(isinstance(line, dict) for line in lines):
+        raise BadOperation(f"{path}: not a trace of JSON lines (a line is no object)")
+    return lines
+
+
+def shown_by(lines: Iterable[Line]) -> dict[Obligation, Shown]:
+    """Each obligation that a trace can speak of, judged from the trace alone."""
+    whole = list(lines)
+    if not whole:
+        return dict.fromkeys(_QUESTIONS, Shown(False, "the trace is empty: nothing is hooked"))
+    if not any(line.get("claim_id") for line in whole):
+        return dict.fromkeys(_QUESTIONS, Shown(False, "no event names a claim: only counters"))
+    of_claim: dict[str, list[Line]] = defaultdict(list)
+    for line in whole:
+        if isinstance(line.get("claim_id"), str):
+            of_claim[line["claim_id"]].append(line)
+    told = _Told(whole, of_claim)
+    return {obligation: question(told) for obligation, question in _QUESTIONS.items()}
+
+
+def _identity(told: _Told) -> Shown:
+    for claim, lines in told.of_claim.items():
+        if lines[0].get("event") != _SUBMITTED:
+            return Shown(False, f"{claim} is named only afterwards, by {lines[0].get('event')}")
+    return Shown(True, f"{len(told.of_claim)} claims, each named before anything befalls it")
+
+
+def _acceptance(told: _Told) -> Shown:
+    for claim, lines in told.of_claim.items():
+        names = [line.get("event") for line in lines]
+        if not any(name in _ANSWERS for name in names):
+            return Shown(False, f"{claim} was never answered")
+        if _MATERIALIZED in names and not any(
+            name in _ANSWERS for name in names[: names.index(_MATERIALIZED)]
+        ):
+            return Shown(False, f"{claim} materialized before it was answered")
+    return Shown(True, "each claim is answered before it materializes")
+
+
+def _predicate(told: _Told) -> Shown:
+    for line in told.events(_SUBMITTED):
+        if not isinstance(line.get("predicate"), dict):
+            return Shown(False, f"{line['claim_id']} has no predicate")
+    materialized = told.events(_MATERIALIZED)
+    for line in materialized:
+        if type(line.get("leading")) is not int:
+            return Shown(False, f"{line['claim_id']} materialized without a look at its predicate")
+    if not materialized:
+        return Shown(False, "no claim ever materialized")
+    return Shown(True, f"{len(materialized)} claims materialized, their predicate on record")
+
+
+def _order(told: _Told) -> Shown:
+    numbers = [line.get("seq") for line in told.lines]
+    if any(type(number) is not int for number in numbers):
+        return Shown(False, "events carry no sequence number")
+    if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+        return Shown(False, "sequence numbers are not dense: events are missing or out of order")
+    return Shown(True, f"{len(numbers)} events numbered without a gap")
+
+
+def _registered(told: _Told) -> Shown:
+    moved = told.events(_OFFLOADED, _RESTORED, *_REQUIRED)
+    for line in moved:
+        own = told.of_claim.get(str(line.get("claim_id")), [])
+        if not own or own[0].get("event") != _SUBMITTED:
+            return Shown(False, f"{line.get('claim_id')} moved between tiers before it was known")
+    return Shown(bool(moved), "each claim is known before it moves" if moved else "nothing moved")
+
+
+def _object(told: _Told) -> Shown:
+    return _constant(told, "object_id")
+
+
+def _cache_identity(told: _Told) -> Shown:
+    return _constant(told, "cache_identity")
+
+
+def _constant(told: _Told, field: str) -> Shown:
+    """The field is there and the same whenever a claim moves between tiers."""
+    for claim, lines in told.of_claim.items():
+        moved = [line for line in lines if line.get("event") in (_OFFLOADED, _RESTORED)]
+        values = {line.get(field) for line in moved}
+        if None in values:
+            return Shown(False, f"{claim} moves without {field}")
+        if len(values) > 1:
+            return Shown(False, f"{field} of {claim} changes on the way")
+    moves = told.events(_OFFLOADED)
+    return Shown(bool(moves), f"{field} stays the same" if moves else "nothing was offloaded")
+
+
+def _restore(told: _Told) -> Shown:
+    restored = 0
+    for claim, lines in told.of_claim.items():
+        names = [str(line.get("event")) for line in lines]
+        if _OFFLOADED not in names:
+            continue
+        if _RESTORED not in names:
+            if any(name in _FAILED for name in names):
+                continue
+            return Shown(False, f"{claim} was offloaded and never restored")
+        at = names.index(_RESTORED)
+        if lines[at].get("source", "tier") != "tier":
+            return Shown(False, f"{claim} was recomputed, and that was called a restore")
+        if not lines[at].get("tier"):
+            return Shown(False, f"the restore of {claim} names no tier")
+        if not any(name in _REQUIRED for name in names[:at]):
+            return Shown(False, f"{claim} was restored though no restore was required")
+        if _REUSED in names[:at]:
+            return Shown(False, f"{claim} was reused before it was restored")
+        restored += 1
+    return Shown(restored > 0, f"{restored} restores, each in order" if restored else "no restore")
+
+
+def _restore_failure(told: _Told) -> Shown:
+    failed = told.events(*_FAILED)
+    if not failed:
+        return Shown(False, "no failed restore is on record")
+    for line in failed:
+        claim, seq = line.get("claim_id"), line.get("seq", 0)
+        blamed = line.get("blamed_claim_id", claim)
+        if blamed != claim or claim not in told.of_claim:
+            return Shown(False, f"a failed restore of {claim} is blamed on {blamed}")
+        after = [other for other in told.of_claim[claim] if other.get("seq", 0) > seq]
+        names = {other.get("event") for other in after}
+        if names & {_REUSED, _RESTORED}:
+            return Shown(False, f"{claim} was served though its restore failed")
+        if not names & {_HARMED, *_ENDS, *_ANSWERS}:
+            return Shown(False, f"the failed restore of {claim} has no outcome")
+    return Shown(True, f"{len(failed)} failed restores, each with an outcome of its own claim")
+
+
+_QUESTIONS: Final[Mapping[Obligation, Callable[[_Told], Shown]]] = {
+    Obligation.IDENTITY: _identity,
+    Obligation.ACCEPTANCE: _acceptance,
+    Obligation.PREDICATE: _predicate,
+    Obligation.ORDER: _order,
+    Obligation.REGISTERED: _registered,
+    Obligation.OBJECT: _object,
+    Obligation.CACHE_IDENTITY: _cache_identity,
+    Obligation.RESTORE: _restore,
+    Obligation.RESTORE_FAILURE: _restore_failure,
+}
