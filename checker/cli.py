@@ -321,6 +321,7 @@ def explore(
     from kvclaims.checker import explore as explorer
     from kvclaims.checker import exports
     from kvclaims.checker.instances import PINNED
+    from kvclaims.checker.progress import with_progress
 
     if machine is None and (sets or wanted or by):
         raise click.UsageError("--set, --by and --export need a MACHINE")
@@ -328,9 +329,10 @@ def explore(
         where = None if wanted is None else exports.target(wanted, machine)
         report = _explored(machine, sets, by or ("native" if sets else "python"), progress)
         if where is None:
-            return report
+            return with_progress(report, machine, sets, progress)
         return exports.ExportReport(report, exports.export(machine, sets, where))
-    parts = tuple(explorer.explore(name, {}, progress) for name in PINNED)
+    explored = ((name, explorer.explore(name, {}, progress)) for name in PINNED)
+    parts = tuple(with_progress(report, name, {}, progress) for name, report in explored)
     return Several("instances", parts, sums=("states", "transitions"))
 
 
@@ -364,9 +366,11 @@ def conform(progress: Progress) -> Report:
 def twins(progress: Progress) -> Report:
     """Break each rule on purpose: every must-fail twin has to fail."""
     from kvclaims.checker import twins as must_fail
+    from kvclaims.checker.unfair import run_unfair
 
     progress("breaking each rule on purpose")
-    return must_fail.run_twins(progress)
+    guards = must_fail.run_twins(progress)
+    return Several("tables", (guards, run_unfair(progress)), sums=("killed",))
 
 
 @commands.command()
@@ -446,10 +450,16 @@ def faults(engine: str, output: Path, progress: Progress) -> Report:
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
 @_checks
 def audit(traces: tuple[Path, ...], progress: Progress) -> Report:
-    """Fold each TRACE and judge it by the rules that events can decide."""
+    """Fold each TRACE and judge it by the rules that events can decide.
+
+    KV events of vLLM, Dynamo and TensorRT-LLM are told by their first line and replayed (B8, T1).
+    """
     from kvclaims.checker import audit as auditor
+    from kvclaims.checker import foreign
 
     progress("folding")
+    if any(foreign.recognises(path) for path in traces):
+        return foreign.audit(traces)
     return auditor.audit(traces)
 
 

@@ -1,0 +1,206 @@
+"""Event streams of other engines are judged by B8 and T1, and by nothing that they do not tell."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvclaims.checker import cli, foreign
+from kvclaims.spec.telemetry import TraceError
+from kvclaims.spec.vocabulary import Verdict
+
+Say = list[tuple[str, list[int], int | None]]
+"""Kind, hashes, parent: one event each."""
+
+
+def vllm(says: Say) -> list[Any]:
+    def event(kind: str, hashes: list[int], parent: int | None) -> dict[str, Any]:
+        match kind:
+            case "stored":
+                return {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent}
+            case "removed":
+                return {"type": "BlockRemoved", "block_hashes": hashes}
+        return {"type": "AllBlocksCleared"}
+
+    return [{"seq": i, "ts": 0.1, "events": [event(*say)]} for i, say in enumerate(says)]
+
+
+def dynamo(says: Say) -> list[Any]:
+    def data(kind: str, hashes: list[int], parent: int | None) -> Any:
+        match kind:
+            case "stored":
+                blocks = [{"block_hash": h, "tokens_hash": h} for h in hashes]
+                return {"stored": {"parent_hash": parent, "blocks": blocks}}
+            case "removed":
+                return {"removed": {"block_hashes": hashes}}
+        return "cleared"
+
+    return [
+        {"worker_id": 7, "event": {"event_id": i, "data": data(*say)}} for i, say in enumerate(says)
+    ]
+
+
+def tensorrt(says: Say) -> list[Any]:
+    def data(kind: str, hashes: list[int], parent: int | None) -> Any:
+        if kind == "stored":
+            blocks = [{"type": "stored_block", "block_hash": h} for h in hashes]
+            return {"type": "stored", "parent_hash": parent, "blocks": blocks}
+        return {"type": "removed", "block_hashes": hashes}
+
+    return [{"event_id": i, "data": data(*say)} for i, say in enumerate(says)]
+
+
+DIALECTS = {"vllm": vllm, "dynamo": dynamo, "tensorrt": tensorrt}
+
+
+def judged(folder: Path, lines: list[Any]) -> foreign.ForeignReport:
+    path = folder / "events.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return foreign.audit([path])
+
+
+def messages(report: foreign.ForeignReport) -> list[tuple[str, str]]:
+    return [(v.rule, v.message) for run in report.runs for v in run.replay.violations]
+
+
+@pytest.fixture(params=DIALECTS)
+def dialect(request: pytest.FixtureRequest) -> Any:
+    return DIALECTS[request.param]
+
+
+def test_a_sound_stream_holds_and_its_replay_is_the_resident_set(
+    tmp_path: Path, dialect: Any
+) -> None:
+    report = judged(
+        tmp_path,
+        dialect([("stored", [1, 2], None), ("stored", [3], 2), ("removed", [3], None)]),
+    )
+    assert report.verdict is Verdict.HOLDS
+    (resident,) = report.runs[0].replay.resident.values()
+    assert resident == {"1", "2"}
+
+
+def test_a_gap_in_the_numbers_is_t1(tmp_path: Path, dialect: Any) -> None:
+    lines = dialect([("stored", [1], None), ("stored", [2], 1), ("stored", [3], 1)])
+    del lines[1]
+    ((rule, message),) = messages(judged(tmp_path, lines))
+    assert rule == "T1"
+    assert message.endswith("skips numbers 1 to 1")
+
+
+def test_a_number_sent_twice_is_t1(tmp_path: Path, dialect: Any) -> None:
+    lines = dialect([("stored", [1], None), ("stored", [2], 1)])
+    found = messages(judged(tmp_path, [*lines, lines[1]]))
+    assert [rule for rule, _ in found] == ["T1"]
+    assert found[0][1].endswith("sends number 1 twice")
+
+
+def test_numbers_that_run_back_are_t1(tmp_path: Path, dialect: Any) -> None:
+    lines = dialect([("stored", [1], None), ("stored", [2], None), ("stored", [3], None)])
+    found = messages(judged(tmp_path, [lines[0], lines[2], lines[1]]))
+    assert [message.split(" ", 2)[2] for _, message in found] == [
+        "skips numbers 1 to 1",
+        "goes back from number 2 to 1",
+    ]
+
+
+def test_removing_what_is_not_resident_is_b8(tmp_path: Path, dialect: Any) -> None:
+    ((rule, message),) = messages(
+        judged(tmp_path, dialect([("stored", [1], None), ("removed", [9], None)]))
+    )
+    assert rule == "B8"
+    assert message.endswith("removes 9, not resident")
+
+
+def test_a_removal_while_a_copy_remained_is_b8(tmp_path: Path, dialect: Any) -> None:
+    says: Say = [
+        ("stored", [1], None),
+        ("stored", [1], None),
+        ("removed", [1], None),
+        ("removed", [1], None),
+    ]
+    ((rule, message),) = messages(judged(tmp_path, dialect(says)))
+    assert rule == "B8"
+    assert message.endswith("removes 1, removed before, while a copy remained")
+
+
+def test_a_child_of_a_copy_that_was_called_removed_is_b8(tmp_path: Path, dialect: Any) -> None:
+    says: Say = [
+        ("stored", [1], None),
+        ("stored", [1], None),
+        ("removed", [1], None),
+        ("stored", [2], 1),
+    ]
+    ((rule, message),) = messages(judged(tmp_path, dialect(says)))
+    assert rule == "B8"
+    assert message.endswith("stored below 1, which was removed while a copy remained")
+
+
+def test_a_parent_that_was_never_reported_is_b8(tmp_path: Path, dialect: Any) -> None:
+    ((rule, message),) = messages(judged(tmp_path, dialect([("stored", [2], 1)])))
+    assert rule == "B8"
+    assert message.endswith("stored below 1, which is not resident")
+
+
+@pytest.mark.parametrize("name", ["vllm", "dynamo"])
+def test_after_a_clear_nothing_is_resident(tmp_path: Path, name: str) -> None:
+    says: Say = [("stored", [1], None), ("cleared", [], None), ("removed", [1], None)]
+    ((rule, message),) = messages(judged(tmp_path, DIALECTS[name](says)))
+    assert rule == "B8"
+    assert message.endswith("removes 1, not resident")
+
+
+def test_tiers_of_one_engine_are_told_apart(tmp_path: Path) -> None:
+    lines = vllm([("stored", [1], None), ("stored", [1], None), ("removed", [1], None)])
+    lines[1]["events"][0]["medium"] = "CPU"
+    lines.append(
+        {"seq": 3, "events": [{"type": "BlockRemoved", "block_hashes": [1], "medium": "CPU"}]}
+    )
+    assert judged(tmp_path, lines).verdict is Verdict.HOLDS
+
+
+def test_the_wire_form_of_vllm_is_read_too(tmp_path: Path) -> None:
+    lines = [
+        {"seq": 0, "events": [["BlockStored", [1, 2], None, [5] * 32, 16, None, "GPU"]]},
+        {"seq": 1, "events": [["BlockRemoved", [3], "GPU"]]},
+    ]
+    assert messages(judged(tmp_path, lines)) == [("B8", "rank 0, GPU: removes 3, not resident")]
+
+
+def test_workers_count_by_themselves(tmp_path: Path) -> None:
+    one = dynamo([("stored", [1], None), ("stored", [2], 1)])
+    other = [{**line, "worker_id": 8} for line in one]
+    mixed = [one[0], other[0], one[1], other[1]]
+    assert judged(tmp_path, mixed).verdict is Verdict.HOLDS
+
+
+def test_a_stream_without_events_is_vacuous(tmp_path: Path) -> None:
+    assert judged(tmp_path, [{"seq": 0, "events": []}]).verdict is Verdict.VACUOUS
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"seq": "1", "events": []}, "line 2: an event number is a whole number, not '1'"),
+        ({"seq": 1, "events": [{"type": "Odd"}]}, "line 2: unknown event 'Odd'"),
+        ({"seq": 1, "events": [{"type": "BlockStored"}]}, "line 2: not a vLLM KV event"),
+        ([], "line 2: not a vLLM KV event"),
+    ],
+)
+def test_a_line_that_makes_no_sense_is_named(tmp_path: Path, line: Any, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        judged(tmp_path, [{"seq": 0, "events": []}, line])
+
+
+def test_the_command_line_tells_foreign_streams_by_their_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "events.json"
+    path.write_text(json.dumps(tensorrt([("removed", [4], None)])), encoding="utf-8")
+    out = StringIO()
+    assert cli.run(["audit", str(path), "--json"], out) == 1
+    found = json.loads(out.getvalue())
+    assert found["verdict"] == "VIOLATED"
+    assert found["runs"][0]["dialect"] == "TensorRT-LLM KV cache events"
