@@ -1,23 +1,28 @@
 # `make gate` checks everything, `make test` tests the checker.  Both set themselves up in .venv.
 #   ENGINE=none       leaves the live engine (vLLM on torch, some 2.6 GB) out
+#   GPU_ARGS='--vllm DIR' goes to tools/gpu_check.py
 #   GATE_ARGS='...'   goes to `kvclaims gate`      PYTEST_ARGS='...'  goes to pytest
 
 ENGINE ?= vllm
 GATE_ARGS ?=
+GPU_ARGS ?=
 PYTEST_ARGS ?= -n auto
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup gate test lint format clean
+.PHONY: help setup gate gpu-check test lint format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
 
 setup: ## install everything into .venv (starts at once when nothing changed)
 	@sh tools/setup.sh --engine '$(ENGINE)'
 
 gate: setup ## prove, explore, run litmus and fuzzing; report in gate/report.html
 	@$(BIN)/kvclaims gate $(GATE_ARGS)
+
+gpu-check: ## what only a GPU can show, in 8 minutes at most (without one: a line); installs nothing
+	@$(firstword $(wildcard $(BIN)/python) python3) tools/gpu_check.py $(GPU_ARGS)
 
 test: setup ## run the test suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -2,10 +2,15 @@
 
     python benchmarks/exploration.py                    S, M and L, three runs each
     python benchmarks/exploration.py --sizes L,XL --runs 5 --engines native,symbolic
+    python benchmarks/exploration.py --save FILE        keep what was measured
+    python benchmarks/exploration.py --compare FILE     hold it against what was kept
 
 Times are medians.  `whole` holds everything from the declaration to the report, compilation
-included; `search` the search alone, where that can be told apart.  Every count is held against
-the published one: a wrong count is an error, and no time is shown for it.
+included; `search` the search alone, where that can be told apart; `cpu` the processor's seconds of
+the search (of everything, where it cannot be told apart; SPIN runs in a process of its own, where
+they are not taken).  Elapsed time tells little on a machine that others use: rates are told by
+`cpu` as well, and those are compared.  Every count is held against the published one: a wrong
+count is an error, and no time is shown for it.
 """
 
 from __future__ import annotations
@@ -16,17 +21,20 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from kvclaims.checker import promela
-from kvclaims.checker.explore import explore_instance
+from kvclaims.checker.explore import ExploreReport, explore_instance
 from kvclaims.checker.finite import Instance
 from kvclaims.checker.instances import blockclaims
-from kvclaims.checker.native import searching
-from kvclaims.checker.symbolic import backend, explore_symbolic
+from kvclaims.checker.native import Way, searching
+from kvclaims.checker.symbolic import backend
+from kvclaims.checker.symbolic import searching as searching_symbolic
+from kvclaims.checker.tensors import explore_tensors
 
 
 @dataclass(frozen=True)
@@ -46,12 +54,14 @@ SIZES: Final = {
 
 @dataclass(frozen=True)
 class Run:
-    """One run: counts, seconds of the whole and of the search (None where not told apart)."""
+    """One run: counts, seconds of the whole, of the search and of the processor (None where not
+    told apart, or not known)."""
 
     states: int
     transitions: int
     whole: float
     search: float | None = None
+    cpu: float | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,7 @@ class Row:
     states: int
     whole: float
     search: float | None
+    cpu: float | None
 
     @property
     def rate(self) -> float:
@@ -72,19 +83,42 @@ class Row:
     def whole_rate(self) -> float:
         return self.states / self.whole
 
+    @property
+    def cpu_rate(self) -> float | None:
+        """States for each second of the processor."""
+        return self.states / self.cpu if self.cpu else None
+
 
 def _native(instance: Instance) -> Run:
     return Run(*searching(instance))
 
 
+def _threads(instance: Instance) -> Run:
+    return Run(*searching(instance, Way(jobs=2)))
+
+
+def _symmetry(instance: Instance) -> Run:
+    """Counts and rates are of the states that the representatives stand for."""
+    return Run(*searching(instance, Way(symmetric=True)))
+
+
+def _timed(explore: Callable[[], ExploreReport]) -> Run:
+    cpu = time.process_time()
+    report = explore()
+    cpu = time.process_time() - cpu
+    return Run(report.states, report.transitions, report.seconds, cpu=cpu)
+
+
 def _python(instance: Instance) -> Run:
-    report = explore_instance(instance, "blockclaims")
-    return Run(report.states, report.transitions, report.seconds)
+    return _timed(lambda: explore_instance(instance, "blockclaims"))
 
 
 def _symbolic(instance: Instance) -> Run:
-    report = explore_symbolic(instance, "blockclaims")
-    return Run(report.states, report.transitions, report.seconds)
+    return Run(*searching_symbolic(instance))
+
+
+def _torch(instance: Instance) -> Run:
+    return _timed(lambda: explore_tensors(instance, "blockclaims"))
 
 
 def _spin(instance: Instance) -> Run:
@@ -114,6 +148,10 @@ def _no_dd() -> str:
     return "" if find_spec("dd") else "dd is not installed (pip install dd)"
 
 
+def _no_torch() -> str:
+    return "" if find_spec("torch") else "torch is not installed (pip install torch)"
+
+
 def _no_spin() -> str:
     return "" if promela.spin() else "spin and gcc are not installed (apt install spin gcc)"
 
@@ -121,7 +159,10 @@ def _no_spin() -> str:
 ENGINES: Final = {
     "python": Engine(_python, 300_000, _nothing),
     "native": Engine(_native, 1 << 40, _nothing),
+    "threads": Engine(_threads, 1 << 40, _nothing),
+    "symmetry": Engine(_symmetry, 1 << 40, _nothing),
     "symbolic": Engine(_symbolic, 1 << 40, _no_dd),
+    "torch": Engine(_torch, 4_000_000, _no_torch),
     "spin": Engine(_spin, 4_000_000, _no_spin),
     "spin-bfs": Engine(_spin_breadth, 4_000_000, _no_spin),
 }
@@ -135,6 +176,7 @@ def measure(size: str, engine: str, runs: int) -> Row:
         if (run.states, run.transitions) != (wanted.states, wanted.transitions):
             raise ValueError(f"{engine} counts {run.states:,}/{run.transitions:,} at {size}")
     searches = [run.search for run in found if run.search is not None]
+    spent = [run.cpu for run in found if run.cpu is not None]
     return Row(
         size,
         engine,
@@ -142,19 +184,22 @@ def measure(size: str, engine: str, runs: int) -> Row:
         wanted.states,
         statistics.median(run.whole for run in found),
         statistics.median(searches) if searches else None,
+        statistics.median(spent) if spent else None,
     )
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
     yield (
-        f"{'size':4} {'engine':9} {'states':>11} {'search s':>9} {'whole s':>8} "
-        f"{'search M/s':>10} {'whole M/s':>9} {'× python':>9} {'× spin':>8}"
+        f"{'size':4} {'engine':9} {'states':>11} {'search s':>9} {'whole s':>8} {'cpu s':>8} "
+        f"{'search M/s':>10} {'whole M/s':>9} {'cpu M/s':>8} {'× python':>9} {'× spin':>8}"
     )
     for row in rows:
         search = "" if row.search is None else f"{row.search:.3f}"
+        cpu = "" if row.cpu is None else f"{row.cpu:.3f}"
+        cpu_rate = "" if row.cpu_rate is None else f"{row.cpu_rate / 1e6:.3f}"
         yield (
             f"{row.size:4} {row.engine:9} {row.states:11,} {search:>9} {row.whole:8.3f} "
-            f"{row.rate / 1e6:10.3f} {row.whole_rate / 1e6:9.3f} "
+            f"{cpu:>8} {row.rate / 1e6:10.3f} {row.whole_rate / 1e6:9.3f} {cpu_rate:>8} "
             f"{_ratio(row, rows, 'python'):>9} {_ratio(row, rows, 'spin'):>8}"
         )
 
@@ -168,15 +213,39 @@ def _ratio(row: Row, rows: Sequence[Row], other: str) -> str:
     return f"{row.rate / same.rate:.1f}{'' if same.size == row.size else ' ' + same.size}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--sizes", default="S,M,L", help=f"some of {','.join(SIZES)}")
-    parser.add_argument("--engines", default=",".join(ENGINES))
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
+# --- baselines ---------------------------------------------------------------------------
+
+_SLOWER: Final = 0.6
+"""Below this part of the kept rate an engine counts as slower: machines differ by a third."""
+
+
+def save(rows: Sequence[Row], path: Path) -> None:
+    about = {"cores": os.cpu_count(), "day": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0]}
+    kept = [asdict(row) | {"rate": row.rate, "cpu_rate": row.cpu_rate} for row in rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"measured": about, "rows": kept}, indent=1) + "\n", "utf-8")
+
+
+def compared(rows: Sequence[Row], kept: Mapping[str, Any]) -> tuple[list[str], bool]:
+    """Lines of a comparison by the processor's time, and whether nothing became slower."""
+    then = {(row["size"], row["engine"]): row["cpu_rate"] for row in kept["rows"]}
+    lines, fine = [], True
+    for row in rows:
+        before = then.get((row.size, row.engine))
+        if before is None or row.cpu_rate is None:
+            continue
+        ratio = row.cpu_rate / before
+        slower = ratio < _SLOWER
+        fine &= not slower
+        lines.append(
+            f"{row.size:4} {row.engine:9} {row.cpu_rate / 1e6:8.3f} M/s, kept {before / 1e6:8.3f}: "
+            f"{ratio:.2f}{' SLOWER' if slower else ''}"
+        )
+    return lines or ["nothing to compare: no engine and size in both"], fine and bool(lines)
+
+
+def _measured(options: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
-    before = os.getloadavg()
     for size in options.sizes.split(","):
         for engine in options.engines.split(","):
             lacking = ENGINES[engine].missing()
@@ -184,16 +253,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{engine} skipped: {lacking}", file=sys.stderr)
             elif SIZES[size].states <= ENGINES[engine].largest:
                 rows.append(measure(size, engine, options.runs))
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--sizes", default="S,M,L", help=f"some of {','.join(SIZES)}")
+    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--save", type=Path, help="keep the rows in this file")
+    parser.add_argument("--compare", type=Path, help="hold the rows against those of this file")
+    options = parser.parse_args(arguments)
+    before = os.getloadavg()
+    rows = _measured(options)
+    if options.save:
+        save(rows, options.save)
     if options.json:
         print(json.dumps([row.__dict__ | {"rate": row.rate} for row in rows], indent=2))
         return 0
     print("\n".join(table(rows)))
     using = f"dd.{backend()}" if find_spec("dd") else "no dd"
     print(
-        f"medians of {options.runs}; {os.cpu_count()} cores, each engine on one; {using}; "
-        f"load {before[0]:.2f} before, {os.getloadavg()[0]:.2f} after; "
+        f"medians of {options.runs}; {os.cpu_count()} cores, each engine but threads on one; "
+        f"{using}; load {before[0]:.2f} before, {os.getloadavg()[0]:.2f} after; "
         f"{time.strftime('%Y-%m-%d %H:%M')}"
     )
+    if options.compare:
+        lines, fine = compared(rows, json.loads(options.compare.read_text("utf-8")))
+        print("\n".join(lines))
+        return 0 if fine else 1
     return 0
 
 

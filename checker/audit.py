@@ -10,14 +10,19 @@ A file may hold several runs one after the other, each from `trace_opened` to `t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from kvclaims.checker.accounts import Held, Tables, recount
+from kvclaims.checker.rows import PARQUET, Row, rows_of
 from kvclaims.checker.verdicts import Violation, counted
 from kvclaims.spec.claims import TABLE
-from kvclaims.spec.telemetry import Event, TraceError, parse_event
+from kvclaims.spec.telemetry import EVENTS, Event, TraceError, parse_event
 from kvclaims.spec.vocabulary import (
     RESPONSIBLE,
     TERMINAL,
@@ -35,8 +40,17 @@ _COUNT: Final = "a whole number"
 _TEXT: Final = "a text"
 _FLAG: Final = "true or false"
 _NAMES: Final = "a list of names"
+_NUMBERS: Final = "a list of whole numbers"
+_PAIRS: Final = "a list of pairs of a name and a number"
 _PREDICATE: Final = "a record of kind, start and n"
 _STANDING: Final = "a record of holds, leading and survivors"
+
+
+def _is_pair(value: object) -> bool:
+    """A name and a number."""
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    return isinstance(value[0], str) and type(value[1]) is int
 
 
 def _is_record(value: object, **fields: type) -> bool:
@@ -48,6 +62,8 @@ _IS: Final[dict[str, Callable[[object], bool]]] = {
     _TEXT: lambda v: isinstance(v, str),
     _FLAG: lambda v: type(v) is bool,
     _NAMES: lambda v: isinstance(v, list) and all(isinstance(n, str) for n in v),
+    _NUMBERS: lambda v: isinstance(v, list) and all(type(n) is int for n in v),
+    _PAIRS: lambda v: isinstance(v, list) and all(map(_is_pair, v)),
     _PREDICATE: lambda v: _is_record(v, kind=str, start=int, n=int),
     _STANDING: lambda v: _is_record(v, holds=bool, leading=int, survivors=int),
 }
@@ -77,12 +93,15 @@ _VALUES: Final[dict[str, str]] = {
             "free_blocks_before_allocate",
             "active_live_blocks_required",
             "active_live_blocks_current",
+            "loaded",
         ),
         _COUNT,
     ),
-    **dict.fromkeys(("engine", "owner", "reason", "feasibility"), _TEXT),
+    **dict.fromkeys(("engine", "owner", "reason", "feasibility", "tier", "hash"), _TEXT),
     **dict.fromkeys(("protected", "admit_reuse", "succeeded"), _FLAG),
     **dict.fromkeys(("blocking_claim_ids", "waits_on"), _NAMES),
+    "hits": _NUMBERS,
+    **dict.fromkeys(("lent", "draws"), _PAIRS),
     **dict.fromkeys(("predicate", "granted"), _PREDICATE),
     **dict.fromkeys(("before", "after"), _STANDING),
 }
@@ -97,51 +116,146 @@ _WORDS: Final[dict[str, frozenset[str]]] = {
     "cause": frozenset(Cause),
 }
 
+_TABLE: Final = ("active_request_blocks", "blocks")
+"""Elsewhere `blocks` is a count; here it is the blocks themselves."""
+
 _NEEDS_CLAIM: Final = ("resident_claim_", "resident_block_materialized", "block_lost_after")
-_NEEDS_REQUEST: Final = ("active_request_", "future_reuse_")
+_NEEDS_REQUEST: Final = ("active_request_", "future_reuse_", "external_load_")
 
 
 def read_trace(path: Path) -> tuple[tuple[Event, ...], ...]:
     """The runs in a file; raises `TraceError` that names the file and the line."""
+    numbered, parse, unit = _opened(path)
+    with _named(path):
+        return tuple(runs_of(numbered, parse, unit))
+
+
+def _opened(path: Path) -> tuple[Numbered, Callable[[Any], Event], str]:
+    """The events of a file as they come: lines of JSON, or rows of Parquet."""
+    if path.suffix == PARQUET:
+        return enumerate(rows_of(path), 1), _row, "row"
+    return enumerate(_lines(path), 1), _parse, "line"
+
+
+def _row(row: Row) -> Event:
+    """A row whose columns were checked as a whole; its fields are read as those of a line."""
+    seq, time, run, event, policy, usable, request, claim, generation, prefix = row.base
+    data = _fields(event, row.data)
+    return Event(seq, time, run, event, policy, usable, request, claim, generation, prefix, data)
+
+
+@lru_cache(maxsize=65536)
+def _fields(event: str, text: str) -> dict[str, Any]:
+    """The fields of one event, once for each text: the same text means the same."""
     try:
-        text = path.read_text(encoding="utf-8")
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise TraceError("not JSON in the column data (T3)") from None
+    if not isinstance(data, dict) or set(data) != set(EVENTS[event]):
+        raise TraceError(f"{event} has the wrong fields (T3)")
+    _check_fields(event, data)
+    return data
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            any_line = False
+            for line in file:
+                any_line = True
+                yield line.rstrip("\n")
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise TraceError(f"{path.name}: not UTF-8 text") from None
+    if not any_line:
+        raise TraceError("an empty trace (T3)")
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors name the file."""
     try:
-        return read_runs(text.splitlines())
+        yield
     except TraceError as error:
-        raise TraceError(f"{path.name}: {error}") from None
+        said = str(error)
+        raise TraceError(said if said.startswith(str(path)) else f"{path.name}: {said}") from None
 
 
 def read_runs(lines: Sequence[str]) -> tuple[tuple[Event, ...], ...]:
     """Split lines into whole runs; raises `TraceError` at the first line that does not conform."""
     if not lines:
         raise TraceError("an empty trace (T3)")
-    runs: list[tuple[Event, ...]] = []
+    return tuple(runs_of(enumerate(lines, 1), _parse, "line"))
+
+
+Numbered = Iterable[tuple[int, Any]]
+
+
+def runs_of(
+    numbered: Numbered, parse: Callable[[Any], Event], unit: str
+) -> Iterator[tuple[Event, ...]]:
+    """Whole runs, one after the other; `TraceError` names the `unit` (line, event) and its number.
+
+    A run id stands for one run of a file (T1).
+    """
     current: list[Event] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            event = _parse(line)
-            _follows(current, event)
-        except TraceError as error:
-            cut = number == len(lines) and str(error).startswith("not JSON")
-            hint = "; the last line is cut short" if cut else ""
-            raise TraceError(f"line {number}: {error}{hint}") from None
+    for event, closes in _framed(numbered, parse, unit):
         current.append(event)
-        if event.event == "trace_closed":
-            runs.append(tuple(current))
+        if closes:
+            yield tuple(current)
             current = []
-    if current:
-        raise TraceError(f"line {len(lines)}: the trace ends without trace_closed (T3)")
-    return tuple(runs)
+
+
+def _framed(
+    numbered: Numbered, parse: Callable[[Any], Event], unit: str
+) -> Iterator[tuple[Event, bool]]:
+    """Each event, and whether it closes its run; nothing is kept of the events before it."""
+    last: Event | None = None
+    seen: set[str] = set()
+    number = 0
+    for number, given in numbered:
+        try:
+            event = parse(given)
+            _follows(last, event)
+            if last is None and event.run_id in seen:
+                raise TraceError(f"run {event.run_id!r} is in the file already (T1)")
+        except TraceError as error:
+            raise TraceError(f"{unit} {number}: {error}{_cut_short(numbered, error)}") from None
+        closes = event.event == "trace_closed"
+        if closes:
+            seen.add(event.run_id)
+        last = None if closes else event
+        yield event, closes
+    if last is not None:
+        raise TraceError(f"{unit} {number}: the trace ends without trace_closed (T3)")
+
+
+def _cut_short(rest: Numbered, error: TraceError) -> str:
+    """Whether a line that is not JSON is the last one, and so was cut while it was written."""
+    is_last = str(error).startswith("not JSON") and next(iter(rest), None) is None
+    return "; the last line is cut short" if is_last else ""
+
+
+def check_runs(events: Sequence[Event]) -> tuple[tuple[Event, ...], ...]:
+    """The same for events at hand: split into whole runs, or `TraceError` with the number of the
+    first event that does not conform."""
+    return tuple(runs_of(enumerate(events, 1), _conforming, "event"))
+
+
+def _conforming(event: Event) -> Event:
+    if set(event.data) != set(EVENTS.get(event.event, ())):
+        raise TraceError(f"{event.event} has the wrong fields (T3)")
+    return _checked(event)
 
 
 def _parse(line: str) -> Event:
-    event = parse_event(line)
+    return _checked(parse_event(line))
+
+
+def _checked(event: Event) -> Event:
     for name in ("run_id", "policy"):
         if not isinstance(getattr(event, name), str):
             raise TraceError(f"{name} is not a text (T3)")
@@ -149,12 +263,17 @@ def _parse(line: str) -> Event:
     _subject(event, _NEEDS_REQUEST, "request_id")
     if event.claim_id is not None and type(event.generation) is not int:
         raise TraceError(f"{event.event}: generation must be {_COUNT} (T3)")
-    for name, value in event.data.items():
-        if name in _VALUES and not _IS[_VALUES[name]](value):
-            raise TraceError(f"{event.event}: {name} must be {_VALUES[name]} (T3)")
-        if name in _WORDS and not (isinstance(value, str) and value in _WORDS[name]):
-            raise TraceError(f"{event.event}: {name} is no known word: {value!r} (T3)")
+    _check_fields(event.event, event.data)
     return event
+
+
+def _check_fields(event: str, data: Mapping[str, Any]) -> None:
+    for name, value in data.items():
+        kind = _NUMBERS if (event, name) == _TABLE else _VALUES.get(name)
+        if kind is not None and not _IS[kind](value):
+            raise TraceError(f"{event}: {name} must be {kind} (T3)")
+        if name in _WORDS and not (isinstance(value, str) and value in _WORDS[name]):
+            raise TraceError(f"{event}: {name} is no known word: {value!r} (T3)")
 
 
 def _subject(event: Event, kinds: tuple[str, ...], name: str) -> None:
@@ -163,19 +282,20 @@ def _subject(event: Event, kinds: tuple[str, ...], name: str) -> None:
         raise TraceError(f"{event.event}: {name} must be {_TEXT} (T3)")
 
 
-def _follows(current: Sequence[Event], event: Event) -> None:
+def _follows(last: Event | None, event: Event) -> None:
     """Whether the event continues the run (T1)."""
-    if not current:
+    if last is None:
         if event.event != "trace_opened" or event.seq != 0:
             raise TraceError(f"a run starts with trace_opened at seq 0, not {event.event} (T3)")
         return
-    last = current[-1]
     if event.run_id != last.run_id:
         raise TraceError(f"run {event.run_id!r} begins before run {last.run_id!r} has closed (T1)")
     if event.event == "trace_opened":
         raise TraceError("a second trace_opened in one run (T1)")
     if event.seq != last.seq + 1:
         raise TraceError(f"seq {event.seq} follows {last.seq}: events are missing (T1)")
+    if (event.policy, event.usable_blocks) != (last.policy, last.usable_blocks):
+        raise TraceError("policy or usable blocks change within a run (T1)")
     if event.timestamp_ns < last.timestamp_ns:
         raise TraceError("time runs back (T1)")
     if event.event == "trace_closed" and event.data["events"] != event.seq:
@@ -234,6 +354,8 @@ class RequestLife:
     deferrals: int = 0
     structural_deferrals: int = 0
     denials: int = 0
+    admissions: int = 0
+    """How often its content was left for reuse."""
     blocking_claims: tuple[str, ...] = ()
     waited_on: tuple[str, ...] = ()
 
@@ -260,14 +382,22 @@ class Fold:
         self.violations: list[Violation] = []
         self.counts: dict[str, int] = {}
         self.defer_limit = 0
+        self.usable = 0
+        self.tables = Tables()
+        self._covers: dict[int, dict[str, None]] = {}
+        """Block → claims that it was covered by, in this generation or an earlier one."""
         self._promised = promised
         self._taken: dict[str, Event] = {}
         for event in events:
-            self._now = event
-            self.counts[event.event] = self.counts.get(event.event, 0) + 1
-            handler = _HANDLERS.get(event.event)
-            if handler is not None:
-                handler(self, event)
+            self.take(event)
+
+    def take(self, event: Event) -> None:
+        """Fold one event more."""
+        self._now = event
+        self.counts[event.event] = self.counts.get(event.event, 0) + 1
+        handler = _HANDLERS.get(event.event)
+        if handler is not None:
+            handler(self, event)
 
     # -- helpers
 
@@ -315,6 +445,7 @@ class Fold:
             self._break("L1", f"claim {event.claim_id} submitted anew while {last.phase}")
         if last is not None and event.generation <= last.generation:
             self._break("L1", f"claim {event.claim_id} came back without a higher generation")
+        self.tables.born(event.claim_id)
         self.claims[event.claim_id] = ClaimLife(
             event.claim_id,
             event.generation,
@@ -360,6 +491,7 @@ class Fold:
         if not claim.responsible:
             self._break("L2", f"claim {claim.claim_id} protects a block while {claim.phase}")
         claim.blocks[event.data["position"]] = event.data["block_id"]
+        self._covers.setdefault(event.data["block_id"], {})[claim.claim_id] = None
         self._taken.pop(claim.claim_id, None)
 
     def _materialized(self, event: Event) -> None:
@@ -438,7 +570,10 @@ class Fold:
                     del claim.blocks[position]
 
     def _covering(self, block: int) -> Iterator[ClaimLife]:
-        return (c for c in self.claims.values() if c.responsible and block in c.blocks.values())
+        """Claims in force that cover the block."""
+        names = self._covers.get(block, ())
+        claims = (self.claims[name] for name in tuple(names))
+        return (c for c in claims if c.responsible and block in c.blocks.values())
 
     # -- requests
 
@@ -461,6 +596,7 @@ class Fold:
         blockers, waits_on = event.data["blocking_claim_ids"], event.data["waits_on"]
         if bool(blockers) == bool(waits_on):
             self._break("F4", f"request {request.request_id} deferred by {blockers} and {waits_on}")
+        self._recount(event, request)
         request.deferrals += 1
         request.waited_on = request.waited_on or tuple(waits_on)
         if blockers:
@@ -477,6 +613,7 @@ class Fold:
         request = self._request(event, "waiting", "running")
         if request is None:
             return
+        self._recount(event, request)
         request.state = "finished"
         request.outcome = Outcome(event.data["outcome"])
         request.shortfall = event.data["capacity_shortfall_blocks"]
@@ -499,6 +636,44 @@ class Fold:
             case other:
                 self._break("F4", f"request {request.request_id} refused with outcome {other}")
 
+    def _recount(self, event: Event, request: RequestLife) -> None:
+        """Whether the numbers of the answer are those of the fold (T2)."""
+        claims = {
+            claim.claim_id: Held(
+                frozenset(claim.blocks.values()), (claim.granted or claim.asked)["n"]
+            )
+            for claim in self.claims.values()
+            if claim.hard and claim.responsible
+        }
+        if self._promised is None:
+            for message in recount(
+                event.data, request.request_id, self.usable, claims, self.tables
+            ):
+                self._break("T2", message)
+
+    def _grew(self, event: Event) -> None:
+        request = self._request(event, "running", "loading")
+        if request is not None:
+            self.tables.grew(request.request_id, event.data)
+
+    def _found(self, event: Event) -> None:
+        request = self._request(event, "waiting")
+        if request is not None:
+            self.tables.asked(request.request_id, event.data)
+
+    def _loading(self, event: Event) -> None:
+        request = self._request(event, "running")
+        if request is not None:
+            request.state = "loading"
+
+    def _loaded(self, event: Event) -> None:
+        request = self._request(event, "loading")
+        if request is None:
+            return
+        if event.data["loaded"] > event.data["blocks"]:
+            self._break("O2", f"request {request.request_id} loaded more than it asked for")
+        request.state = "running"
+
     def _blame(self, request: RequestLife, blockers: Iterable[str]) -> None:
         for name in blockers:
             claim = self.claims.get(name)
@@ -512,12 +687,14 @@ class Fold:
         request = self._request(event, "running")
         if request is not None:
             request.state = "waiting"
+            self.tables.left(request.request_id)
 
     def _finished(self, event: Event) -> None:
         request = self._request(event, "running")
         if request is None:
             return
         request.state = "finished"
+        self.tables.left(request.request_id)
         request.outcome = Outcome(event.data["outcome"])
         expected = Outcome.SERVED if request.admit_reuse else Outcome.SERVED_NO_ADMIT
         if request.outcome is not expected:
@@ -526,14 +703,18 @@ class Fold:
             )
 
     def _aborted(self, event: Event) -> None:
-        request = self._request(event, "waiting", "running")
+        request = self._request(event, "waiting", "running", "loading")
         if request is not None:
             request.state = "finished"
+            self.tables.left(request.request_id)
             request.outcome = Outcome.ABORTED
 
     def _reuse_admitted(self, event: Event) -> None:
         request = self._request(event, "waiting", "running", "finished")
-        if request is not None and not request.admit_reuse:
+        if request is None:
+            return
+        request.admissions += 1
+        if not request.admit_reuse:
             self._break("P4", f"no-admit request {request.request_id} registered content")
 
     def _reuse_denied(self, event: Event) -> None:
@@ -545,6 +726,7 @@ class Fold:
 
     def _opened(self, event: Event) -> None:
         self.defer_limit = event.data["defer_limit"]
+        self.usable = event.usable_blocks
 
     def _closed(self, event: Event) -> None:
         for claim in self.claims.values():
@@ -563,6 +745,13 @@ class Fold:
                     "P4",
                     f"request {request.request_id}, {request.outcome}, was denied reuse "
                     f"{request.denials} times, not {denied}",
+                )
+            admitted = int(request.outcome is Outcome.SERVED)
+            if request.admissions != admitted:
+                self._break(
+                    "P4",
+                    f"request {request.request_id}, {request.outcome}, left its content for reuse "
+                    f"{request.admissions} times, not {admitted}",
                 )
 
 
@@ -590,6 +779,10 @@ _HANDLERS: Final[dict[str, Callable[[Fold, Event], None]]] = {
     "active_request_admitted": Fold._admitted,
     "active_request_deferred": Fold._deferred,
     "active_request_refused": Fold._refused,
+    "active_request_blocks": Fold._grew,
+    "active_request_found": Fold._found,
+    "external_load_started": Fold._loading,
+    "external_load_finished": Fold._loaded,
     "active_request_preempted": Fold._preempted,
     "active_request_finished": Fold._finished,
     "active_request_aborted": Fold._aborted,
@@ -657,13 +850,24 @@ class AuditReport:
                 yield f"  request {name}: {request.outcome}{shown}"
             for violation in run.fold.violations:
                 yield f"  VIOLATED {violation}"
+        yield f"{counted(len(self.runs), 'run')}: {self.verdict}"
 
 
 def audit(paths: Sequence[Path]) -> AuditReport:
-    """Audit every run of every file; raises `TraceError` if one of them is not whole."""
-    runs = [
-        AuditedRun(path.name, events[0].run_id, len(events), Fold(events))
-        for path in paths
-        for events in read_trace(path)
-    ]
-    return AuditReport(tuple(runs))
+    """Audit every run of every file; raises `TraceError` if one of them is not whole.
+
+    Files are read as they are folded: a trace need not fit the memory.
+    """
+    return AuditReport(tuple(run for path in paths for run in _audited(path)))
+
+
+def _audited(path: Path) -> Iterator[AuditedRun]:
+    fold, count = Fold(()), 0
+    numbered, parse, unit = _opened(path)
+    with _named(path):
+        for event, closes in _framed(numbered, parse, unit):
+            fold.take(event)
+            count += 1
+            if closes:
+                yield AuditedRun(path.name, event.run_id, count, fold)
+                fold, count = Fold(()), 0

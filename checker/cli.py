@@ -75,8 +75,9 @@ def run(arguments: Sequence[str], out: TextIO) -> int:
         return _fail(error.format_message(), arguments, out)
     except EXPECTED as error:
         return _fail(str(error), arguments, out)
-    except (click.Abort, KeyboardInterrupt):
-        return _fail("interrupted", arguments, out, INTERRUPTED)
+    except (click.Abort, KeyboardInterrupt) as error:
+        said = str(error) or str(error.__cause__ or "") or "interrupted"
+        return _fail(said, arguments, out, INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 
@@ -218,6 +219,20 @@ class _Seconds(click.FloatRange):
 
 _SECONDS: Final = _Seconds(min=0, min_open=True)
 
+
+def _ray(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int:
+    """How many workers on Ray, 0 where none were asked for."""
+    if value is None:
+        return 0
+    from kvclaims.checker.distributed import ray_workers
+
+    return ray_workers(value)
+
+
+_workers = click.option(
+    "--workers", callback=_ray, metavar="ray:N", help="Work on N processes of Ray."
+)
+
 _output = click.option(
     "--output",
     type=click.Path(path_type=Path),
@@ -265,6 +280,7 @@ def commands() -> None:
 )
 @click.option("--no-cache", is_flag=True, help="Prove everything anew, and keep nothing.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes (default: one for each core).")
+@_workers
 @_checks
 def prove(
     rule: str | None,
@@ -275,6 +291,7 @@ def prove(
     cache: Path | None,
     no_cache: bool,
     jobs: int | None,
+    workers: int,
     progress: Progress,
 ) -> Report:
     """Prove that every invariant is inductive, for any number of blocks, claims and requests."""
@@ -289,6 +306,7 @@ def prove(
         emit=emit,
         cache=None if no_cache else cache or default_folder(),
         jobs=jobs or os.cpu_count() or 1,
+        workers=workers,
     )
     return prover.prove(rule, machine, progress, ways)
 
@@ -305,50 +323,56 @@ def prove(
 )
 @click.option(
     "--by",
-    type=click.Choice(["python", "native", "symbolic"]),
+    type=click.Choice(["python", "native", "symbolic", "torch", "ray"]),
     help="Search with compiled Python (default for pinned instances), with native code (default "
-    "with --set), or with BDDs.",
+    "with --set or an option of its own), with BDDs, on tensors, or on Ray.",
 )
+@click.option("--memory", help="Bytes that a search may take, such as 500M or 8G.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Threads (native, torch).")
+@click.option("--symmetry", is_flag=True, help="States that differ in names only count as one.")
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where Ctrl-C leaves a native search (default: MACHINE.checkpoint.npz).",
+)
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Go on from this checkpoint.",
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where torch computes.")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes on Ray.")
 @_checks
 def explore(
     machine: str | None,
     sets: Mapping[str, str],
     wanted: str | None,
     by: str | None,
+    memory: str | None,
     progress: Progress,
+    **chosen: Any,
 ) -> Report:
     """Visit every state of a finite instance of MACHINE, or of all pinned instances."""
     from kvclaims.checker import explore as explorer
-    from kvclaims.checker import exports
-    from kvclaims.checker.instances import PINNED
+    from kvclaims.checker import exploring, exports
+    from kvclaims.checker.instances import KNOWN, PINNED
     from kvclaims.checker.progress import with_progress
 
-    if machine is None and (sets or wanted or by):
-        raise click.UsageError("--set, --by and --export need a MACHINE")
+    options = exploring.Options(exploring.in_bytes(memory) if memory else None, **chosen)
+    if machine is None and (sets or wanted or by or options.asked):
+        raise click.UsageError("--set, --by, --export and options of engines need a MACHINE")
     if machine is not None:
         where = None if wanted is None else exports.target(wanted, machine)
-        report = _explored(machine, sets, by or ("native" if sets else "python"), progress)
+        report = exploring.explore_by(by, machine, sets, options, progress)
+        if where is None and machine not in PINNED:
+            return report  # parts of a whole, and what they refine: their progress is the whole's
         if where is None:
             return with_progress(report, machine, sets, progress)
         return exports.ExportReport(report, exports.export(machine, sets, where))
     explored = ((name, explorer.explore(name, {}, progress)) for name in PINNED)
-    parts = tuple(with_progress(report, name, {}, progress) for name, report in explored)
-    return Several("instances", parts, sums=("states", "transitions"))
-
-
-def _explored(machine: str, sets: Mapping[str, str], by: str, progress: Progress) -> Report:
-    from kvclaims.checker import explore as explorer
-    from kvclaims.checker.instances import instance
-
-    if by == "python":
-        return explorer.explore(machine, sets, progress)
-    if by == "native":
-        from kvclaims.checker.native import explore_native
-
-        return explore_native(instance(machine, sets), machine, progress)
-    from kvclaims.checker.symbolic import explore_symbolic
-
-    return explore_symbolic(instance(machine, sets), machine, progress)
+    parts: list[Report] = [with_progress(report, name, {}, progress) for name, report in explored]
+    parts += [explorer.explore(name, {}, progress) for name in KNOWN if name not in PINNED]
+    return Several("instances", tuple(parts), sums=("states", "transitions"))
 
 
 @commands.command()
@@ -392,7 +416,12 @@ def litmus(
     found, info = engines.ready(engine)
     report = runner.litmus(found, info, chosen, progress)
     if trace_file is not None:
-        _write(trace_file, "".join(f"{event.to_json()}\n" for event in report.events))
+        if trace_file.suffix == ".parquet":
+            from kvclaims.checker.rows import write_parquet
+
+            write_parquet(report.events, trace_file)
+        else:
+            _write(trace_file, "".join(f"{event.to_json()}\n" for event in report.events))
     return report
 
 
@@ -401,6 +430,22 @@ def litmus(
 @click.option("--steps", type=click.IntRange(min=1), help="Operations to do.")
 @click.option("--seconds", type=_SECONDS, help="Time to spend.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@_workers
+@click.option(
+    "--floor",
+    type=click.IntRange(min=0),
+    help="Kinds of allocator step that must be taken, or the run shows nothing (exit 3).",
+)
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File of known findings that are allowed, by name.",
+)
+@click.option(
+    "--examples",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder in which examples are kept for later runs, which begin with them.",
+)
 @_output
 @_checks
 @_engine_path
@@ -409,16 +454,33 @@ def fuzz(
     steps: int | None,
     seconds: float | None,
     seed: int,
+    workers: int,
+    floor: int | None,
+    baseline: Path | None,
+    examples: Path | None,
     output: Path,
     progress: Progress,
 ) -> Report:
-    """Drive an engine with random operations, each judged by all there is to judge by."""
+    """Drive an engine with random operations, each judged by all there is to judge by.
+
+    On N workers N seeds are tried, from --seed on.
+    """
     from kvclaims.checker import fuzz as fuzzer
 
     if steps is not None and seconds is not None:
         raise click.UsageError("give --steps or --seconds, not both")
+    if workers:
+        from kvclaims.checker.distributed import fuzz_seeds
+
+        seeds = range(seed, seed + workers)
+        return fuzz_seeds(engine, steps, seconds, seeds, workers, progress, output)
     found, _ = engines.ready(engine)
-    return fuzzer.fuzz(found, steps, seconds, seed, progress, output)
+    ways = fuzzer.Ways(steps, seconds, seed, output, floor, examples=examples)
+    if baseline is not None:
+        from kvclaims.checker.baseline import read_baseline
+
+        ways.known = read_baseline(baseline).findings
+    return fuzzer.fuzz(found, steps, seconds, seed, progress, output, ways)
 
 
 @commands.command()
@@ -522,6 +584,67 @@ def gate(
     from kvclaims.checker import gate as gatekeeper
 
     return gatekeeper.gate(engine, budget, seed, output, progress)
+
+
+@commands.group()
+def elastic() -> None:
+    """Memory lent to the KV cache while batches only decode: plan, measure, watch."""
+
+
+@elastic.command()
+@click.option("--model", help="A config.json, its folder, or a preset: 7b, 32b.")
+@click.option("--memory", type=float, help="Memory of a device, GiB (default: 39.39).")
+@click.option("--utilization", type=float, help="Share of it that the engine uses (default: 0.9).")
+@click.option("--tensor-parallel", type=int, help="Devices (default: 1).")
+@click.option("--chunk", type=int, help="Tokens of the largest prefill chunk (default: 32768).")
+@click.option("--small-chunk", type=int, help="The alternative (default: 2048).")
+@click.option("--sequences", type=int, help="Sequences in a batch (default: 256).")
+@click.option("--overhead", "overhead_gib", type=float, help="Other memory, GiB (default: 0.9).")
+@click.option(
+    "--slowdown", type=float, help="Measured time to first token: small chunk over large chunk."
+)
+@_checks
+def plan(model: str | None, progress: Progress, **options: Any) -> Report:
+    """What the activation reserve costs in KV, and what to do; without --model, the published
+    configurations beside their estimate."""
+    from kvclaims.checker import plan as planner
+
+    given = {name: value for name, value in options.items() if value is not None}
+    progress("estimating")
+    if model is None:
+        if given:
+            raise click.UsageError("the sizes belong to a --model")
+        return planner.published()
+    if "memory" in given:
+        given["memory_gib"] = given.pop("memory")
+    setting = planner.Setting(planner.read_model(model), **given)
+    return planner.PlanReport(plans=(planner.Plan.of(setting),))
+
+
+@elastic.command()
+@click.option(
+    "--chunk",
+    "chunks",
+    type=click.IntRange(min=32, max=8192),
+    multiple=True,
+    default=(128, 512, 2048),
+    show_default=True,
+    help="Tokens of a prefill chunk; the smallest is the baseline.",
+)
+@_checks
+def bench(chunks: tuple[int, ...], progress: Progress) -> Report:
+    """Static, elastic and over-committed memory on a whole vLLM, against a lower chunk."""
+    return engines.extension("elastic-bench")(progress, chunks)
+
+
+@elastic.command()
+@click.option(
+    "--pace", type=click.FloatRange(0, 60), default=1.0, show_default=True, help="Seconds a scene."
+)
+@_checks
+def demo(pace: float, progress: Progress) -> Report:
+    """Ten scenes on the CPU twin of the allocator."""
+    return engines.extension("elastic-demo")(progress, pace)
 
 
 @commands.command()

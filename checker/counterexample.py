@@ -7,20 +7,22 @@ Nothing in it is executed but the operations, which `spec.operations.parse` has 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from kvclaims.checker.supervise import Finding, Program
+from kvclaims.checker.supervise import Program
+from kvclaims.checker.verdicts import Violation
+from kvclaims.spec.content import Content
 from kvclaims.spec.interface import BadOperation, PoolConfig
-from kvclaims.spec.operations import Operation, parse
+from kvclaims.spec.operations import SCHEMA, Operation, parse
 from kvclaims.spec.vocabulary import RULES
 
 FORMAT: Final = 1
 FOLDER: Final = Path("counterexamples")
 
-Breaks = Callable[[Program], Sequence[Finding]]
+Breaks = Callable[[Program], Sequence[Violation]]
 """Runs a program and tells what it broke."""
 
 
@@ -59,11 +61,7 @@ class Counterexample:
             "message": self.message,
             "seed": self.seed,
             "fault": self.fault,
-            "pool": {
-                "usable": config.usable,
-                "block_size": config.block_size,
-                "defer_limit": config.defer_limit,
-            },
+            "pool": pool_json(config),
             "operations": [operation.to_json() for operation in self.program.operations],
         }
 
@@ -77,12 +75,13 @@ def read(path: Path) -> Counterexample:
     except (ValueError, RecursionError):
         raise BadOperation(f"{path}: not JSON") from None
     try:
-        return _read(raw)
+        return parsed(raw)
     except BadOperation as error:
         raise BadOperation(f"{path}: {error}") from None
 
 
-def _read(raw: object) -> Counterexample:
+def parsed(raw: object) -> Counterexample:
+    """The counterexample in a JSON object; `BadOperation` that says what is wrong with it."""
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise BadOperation("not a counterexample of this format")
     engine, rule, message = (_text(raw, name) for name in ("engine", "rule", "message"))
@@ -92,18 +91,36 @@ def _read(raw: object) -> Counterexample:
     if not (fault is None or isinstance(fault, str)) or not (seed is None or type(seed) is int):
         raise BadOperation("fault must be a text and seed a whole number, or null")
     pool = raw.get("pool")
-    names = {"usable", "block_size", "defer_limit"}
-    if (
-        not isinstance(pool, dict)
-        or set(pool) != names
-        or any(type(n) is not int for n in pool.values())
-    ):
-        raise BadOperation("pool must have whole numbers usable, block_size and defer_limit")
+    config = read_pool(pool)
     operations = raw.get("operations")
     if not isinstance(operations, list):
         raise BadOperation("operations must be a list")
-    program = Program(PoolConfig(**pool), tuple(parse(item) for item in operations))
+    program = Program(config, tuple(parse(item) for item in operations))
     return Counterexample(engine, program, rule, message, seed, fault)
+
+
+_NEEDED: Final = ("usable", "block_size", "defer_limit")
+
+
+def pool_json(config: PoolConfig) -> dict[str, Any]:
+    """A pool as it stands in a file: what is not plain beside the three numbers of every pool."""
+    plain = vars(PoolConfig(config.usable))
+    told = {n: v for n, v in vars(config).items() if n in _NEEDED or v != plain[n]}
+    return {n: list(v) if isinstance(v, tuple) else v for n, v in told.items()}
+
+
+def read_pool(raw: object) -> PoolConfig:
+    """Read a pool; `BadOperation` where something is missing, unknown or of another kind."""
+    names = set(vars(PoolConfig(1)))
+    if not isinstance(raw, dict) or not set(_NEEDED) <= set(raw) <= names:
+        raise BadOperation("pool must have whole numbers usable, block_size and defer_limit")
+    fields: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in raw.items()}
+    for name, value in fields.items():
+        numbers = value if name == "windows" else (value,)
+        kind = str if name == "policy" else int
+        if not isinstance(numbers, tuple) or any(type(n) is not kind for n in numbers):
+            raise BadOperation(f"pool: {name} is of another kind")
+    return PoolConfig(**fields)
 
 
 def _text(raw: dict[str, Any], name: str) -> str:
@@ -141,7 +158,71 @@ def shortest(program: Program, rule: str, breaks: Breaks, tries: int = 400) -> P
     return program
 
 
-def _cut(program: Program, found: Sequence[Finding]) -> Program:
+def simplest(program: Program, rule: str, breaks: Breaks, tries: int = 300) -> Program:
+    """Make what is left plainer while the same rule is the first broken: fields that are not
+    needed go, numbers become smaller, contents shorter, and the pool plain."""
+
+    def still(candidate: Program) -> bool:
+        nonlocal tries
+        tries -= 1
+        found = breaks(candidate)
+        return bool(found) and found[0].rule == rule
+
+    changed = True
+    while changed and tries > 0:
+        changed = False
+        for candidate in _plainer(program):
+            if tries <= 0:
+                break
+            if still(candidate):
+                program, changed = candidate, True
+                break
+    return program
+
+
+def _plainer(program: Program) -> Iterator[Program]:
+    """Every program that is one change plainer."""
+    plain = PoolConfig(program.config.usable, program.config.block_size, 0)
+    for name, value in vars(plain).items():
+        if getattr(program.config, name) != value:
+            yield replace(program, config=replace(program.config, **{name: value}))
+    for index, operation in enumerate(program.operations):
+        for fields in _plainer_fields(operation):
+            raw = Operation(operation.op, fields)
+            operations = (*program.operations[:index], raw, *program.operations[index + 1 :])
+            yield replace(program, operations=operations)
+
+
+def _plainer_fields(operation: Operation) -> Iterator[dict[str, Any]]:
+    required, _ = SCHEMA[operation.op]
+    fields = dict(operation.fields)
+    for name, value in fields.items():
+        if name not in required:
+            yield {n: v for n, v in fields.items() if n != name}
+        if name == "content":
+            yield from ({**fields, name: shorter} for shorter in _shorter(value))
+        elif type(value) is int:
+            yield from (
+                {**fields, name: n} for n in dict.fromkeys((1, value // 2)) if 0 < n < value
+            )
+
+
+def _shorter(content: Content) -> Iterator[Content]:
+    if len(content) > 1:
+        yield content[:1]
+        yield content[1:]
+    for index, segment in enumerate(content):
+        smaller = []
+        if segment.tokens:
+            smaller.append(replace(segment, tokens=0))
+        if segment.blocks > 1:
+            smaller += [replace(segment, blocks=1), replace(segment, blocks=segment.blocks - 1)]
+        for one in smaller:
+            if one.blocks or one.tokens:
+                yield (*content[:index], one, *content[index + 1 :])
+
+
+def _cut(program: Program, found: Sequence[Violation]) -> Program:
     """Without the operations after the one that broke the rule."""
     if not found:
         return program

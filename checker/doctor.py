@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from kvclaims.checker import engines
+from kvclaims.checker.promela import spin
+from kvclaims.checker.tla import JAR, tla2tools
 from kvclaims.spec.interface import EngineMissing
 from kvclaims.spec.vocabulary import Verdict
 
@@ -74,6 +76,8 @@ def doctor() -> DoctorReport:
             *(_engine(name) for name in engines.names()),
             _torch(),
             _gpu(),
+            _spin(),
+            _tlc(),
             Finding("cores", True, str(_cores())),
             _memory(),
         )
@@ -125,6 +129,21 @@ def _gpu() -> Finding:
     if not devices:
         return Finding("gpu", False, "the NVIDIA driver lists none")
     return Finding("gpu", True, "; ".join(devices))
+
+
+def _spin() -> Finding:
+    """Counts the states of an instance a second time (`explore --export promela`)."""
+    where = spin()
+    hint = "" if where else "apt install spin gcc"
+    return Finding("spin", where is not None, where or "no SPIN with gcc here", hint)
+
+
+def _tlc() -> Finding:
+    """The same for TLA+ (`explore --export tla`); its jar is never downloaded."""
+    jar = tla2tools()
+    found = str(jar) if jar else f"no Java, or no {JAR}"
+    hint = "" if jar else f"apt install default-jre-headless; {JAR} into the home folder"
+    return Finding("tlc", jar is not None, found, hint)
 
 
 def _cores() -> int:

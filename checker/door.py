@@ -16,11 +16,11 @@ from kvclaims.checker.observing import Broken
 from kvclaims.spec import pool
 from kvclaims.spec.claims import PHASE, hard, phase
 from kvclaims.spec.feasibility import Judgement, Promise, Situation, judge
-from kvclaims.spec.interface import Observation, PoolStep, RequestView
+from kvclaims.spec.interface import Observation, PoolConfig, PoolStep, RequestView
 from kvclaims.spec.telemetry import Event
 from kvclaims.spec.vocabulary import RESPONSIBLE, Outcome, Phase
 
-_TAKING: Final = frozenset({"admit", "take", "draw", "share"})
+_CHANGING: Final = frozenset({"admit", "take", "draw", "share", "register"})
 _RESPONSIBLE: Final = frozenset(PHASE.values.index(p) for p in RESPONSIBLE)
 
 
@@ -93,9 +93,9 @@ def foretell(
 
 
 def nothing_grew(before: Observation, steps: Sequence[PoolStep], events: Sequence[Event]) -> bool:
-    """Whether no running request took a block or was preempted in this step."""
+    """Whether no running request took a block, made one visible or was preempted in this step."""
     running = {name for name, view in before.requests.items() if view.state == "running"}
-    grew = any(s.action in _TAKING and s.args["r"] in running for s in steps)
+    grew = any(s.action in _CHANGING and s.args["r"] in running for s in steps)
     return not grew and all(event.event != "active_request_preempted" for event in events)
 
 
@@ -105,7 +105,7 @@ def judged(
     after: Observation,
     events: Sequence[Event],
     steps: Sequence[PoolStep],
-    limit: int,
+    config: PoolConfig,
 ) -> Iterator[Broken]:
     """Compare what was foretold with what the step did."""
     visitor, wanted = foretold.visitor, foretold.judgement
@@ -123,7 +123,8 @@ def judged(
                 f"{view.hit_blocks}",
             )
         taken = sum(s.action in ("take", "draw") and s.args["r"] == visitor.name for s in steps)
-        if admitted and taken != foretold.need:
+        short = taken < foretold.need and config.token_budget  # the rest comes chunk by chunk
+        if admitted and taken != foretold.need and not short:
             yield "B11", f"{name} needs {foretold.need} new blocks, and took {taken}"
         return
     if admitted:
@@ -131,7 +132,7 @@ def judged(
         return
     if gone := before.resident.keys() - after.resident.keys():
         yield "F5", f"{name} was not admitted, and {len(gone)} contents were dropped"
-    yield from _answer(foretold, view, mine, limit)
+    yield from _answer(foretold, view, mine, config.defer_limit)
 
 
 def _answer(

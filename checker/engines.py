@@ -10,14 +10,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Final, TextIO, cast
 
+from kvclaims.checker.verdicts import Report
 from kvclaims.spec.interface import BadOperation, Engine, EngineInfo, EngineMissing
 
 GROUP: Final = "kvclaims.engines"
+COMMANDS: Final = "kvclaims.commands"
 REFERENCE: Final = "reference"
 
 PATH_VARIABLE: Final = "KVCLAIMS_ENGINE_PATH"
@@ -40,6 +42,18 @@ def find(name: str) -> Engine:
         raise EngineMissing(f"engine {name} cannot be loaded: {error}") from None
     except AttributeError:
         raise EngineMissing(f"engine {name} cannot be loaded: no {point.value}") from None
+
+
+def extension(name: str) -> Callable[..., Report]:
+    """What carries out a command whose work is done outside this package: an entry point of the
+    group `kvclaims.commands`.  `EngineMissing` where it cannot be imported here."""
+    for point in entry_points(group=COMMANDS):
+        if point.name == name:
+            try:
+                return cast("Callable[..., Report]", point.load())
+            except ImportError as error:
+                raise EngineMissing(f"{name} cannot run here: {error}") from None
+    raise EngineMissing(f"{name} is not installed: run make setup")
 
 
 def ready(name: str) -> tuple[Engine, EngineInfo]:

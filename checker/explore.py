@@ -1,7 +1,8 @@
 """Breadth-first exploration of a finite instance: exact counts, shortest counterexamples.
 
 States past a broken rule are not entered, so every counterexample is a shortest path to the
-first step that breaks its rule.  Steps that change nothing are no transitions.
+first step that breaks its rule.  Steps that change nothing are no transitions, but properties
+of steps are checked on them too.
 """
 
 from __future__ import annotations
@@ -10,15 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-import networkx as nx
 
 from kvclaims.checker import instances
 from kvclaims.checker.finite import Compiled, Instance, State, compile_instance
+from kvclaims.checker.symmetry import Symmetry, symmetry
 from kvclaims.checker.verdicts import Progress
-from kvclaims.spec.interface import BadOperation
 from kvclaims.spec.language import Property
 from kvclaims.spec.vocabulary import Verdict
 
@@ -68,6 +66,10 @@ class ExploreReport:
     counterexamples: tuple[Counterexample, ...] = ()
     engine: str = "explicit, compiled Python"
     settings: Mapping[str, str] = field(default_factory=dict)
+    representatives: int | None = None
+    """How many states were expanded for all of them, where symmetry was used."""
+    memory: Mapping[str, int | str] = field(default_factory=dict)
+    """The set of visited states, bytes taken, bytes needed at most and allowed; where known."""
 
     @property
     def never_fired(self) -> tuple[str, ...]:
@@ -92,14 +94,24 @@ class ExploreReport:
             "fired": dict(self.fired),
             "never_fired": list(self.never_fired),
             "counterexamples": [c.to_json() for c in self.counterexamples],
+            **({"representatives": self.representatives} if self.representatives else {}),
+            **({"memory": dict(self.memory)} if self.memory else {}),
         }
 
     def lines(self) -> Iterator[str]:
-        rate = int(self.states / self.seconds) if self.seconds else 0
+        rate = int((self.representatives or self.states) / self.seconds) if self.seconds else 0
         yield (
             f"{self.machine}: {self.verdict}: {self.states:,} states, {self.transitions:,} "
             f"transitions, depth {self.depth}, {self.seconds:.2f} s ({rate:,} states/s)"
         )
+        if self.representatives:
+            yield (
+                f"  by symmetry {self.representatives:,} representatives stand for them "
+                f"({self.states / self.representatives:.1f} states each)"
+            )
+        if "taken" in self.memory and "allowed" in self.memory:
+            taken, allowed = self.memory["taken"], self.memory["allowed"]
+            yield f"  {self.engine}: {taken:,} of {allowed:,} bytes taken"
         if self.never_fired:
             yield f"  never fired here: {', '.join(self.never_fired)}"
         for counterexample in self.counterexamples:
@@ -128,11 +140,16 @@ class Trusted:
     altered: str
 
 
-def search(compiled: Compiled, trusted: Trusted | None = None) -> Search:
-    """Cover the instance breadth first."""
+def search(
+    compiled: Compiled, trusted: Trusted | None = None, same: Symmetry | None = None
+) -> Search:
+    """Cover the instance breadth first; of states that are the `same` one representative, whose
+    steps count for all that it stands for."""
     found = Search([], {}, {}, Counter(), 0, 0)
     frontier: list[State] = []
     for state in compiled.initial:
+        if same and state != same.representative(state):
+            continue
         found.parent[state] = None
         bad = compiled.broken(state)
         for number in bad:
@@ -142,19 +159,34 @@ def search(compiled: Compiled, trusted: Trusted | None = None) -> Search:
     while frontier:
         found.order += frontier
         found.depth += 1
-        frontier = _next_level(compiled, found, frontier, trusted)
+        frontier = _next_level(compiled, found, frontier, trusted, same)
     return found
 
 
 def _next_level(
-    compiled: Compiled, found: Search, frontier: list[State], trusted: Trusted | None
+    compiled: Compiled,
+    found: Search,
+    frontier: list[State],
+    trusted: Trusted | None,
+    same: Symmetry | None,
 ) -> list[State]:
     following: list[State] = []
     parent, fired = found.parent, found.fired
     for state in frontier:
         safe = trusted is not None and state in trusted.states
+        for action, number in compiled.idle(state):
+            if not (safe and trusted and compiled.actions[action].name != trusted.altered):
+                found.broken.setdefault(number, (state, action, state))
+        weight = same.orbit(state) if same else 1
         for action, after in compiled.successors(state):
-            fired[action] += 1
+            fired[action] += weight
+            if same:
+                _judge(compiled, found, state, action, after)
+                after = same.representative(after)  # noqa: PLW2901
+                if after not in parent and not compiled.broken(after):
+                    parent[after] = (state, action)
+                    following.append(after)
+                continue
             if safe and trusted and compiled.actions[action].name != trusted.altered:
                 if after not in parent:
                     parent[after] = (state, action)
@@ -172,33 +204,47 @@ def _next_level(
     return following
 
 
+def _judge(compiled: Compiled, found: Search, state: State, action: int, after: State) -> None:
+    for number in (*compiled.misstep(action, state, after), *compiled.broken(after)):
+        found.broken.setdefault(number, (state, action, after))
+
+
 def explore(
-    machine: str, settings: Mapping[str, str] | None = None, progress: Progress | None = None
+    machine: str,
+    settings: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+    symmetric: bool = False,
 ) -> ExploreReport:
     """Explore a pinned instance, or one with other settings.  Raises BadOperation."""
     settings = settings or {}
-    report = explore_instance(instances.instance(machine, settings), machine)
+    report = explore_instance(instances.instance(machine, settings), machine, symmetric)
     report.settings = settings
     if progress:
         progress(next(report.lines()))
     return report
 
 
-def explore_instance(instance: Instance, name: str) -> ExploreReport:
+def explore_instance(instance: Instance, name: str, symmetric: bool = False) -> ExploreReport:
+    """The report of an instance; `symmetric` expands one of all states that differ in names
+    only.  What is broken is shown by a run of states as they are."""
     start = time.perf_counter()
     compiled = compile_instance(instance)
-    found = search(compiled)
+    same = symmetry(instance, compiled.slots) if symmetric else None
+    found = search(compiled, same=same)
     fired = {action.name: 0 for action in instance.machine.actions}
     for number, times in found.fired.items():
         fired[compiled.actions[number].name] += times
     return ExploreReport(
         machine=name,
-        states=len(found.order),
+        states=sum(map(same.orbit, found.order)) if same else len(found.order),
         transitions=found.transitions,
         depth=found.depth - 1,
         seconds=time.perf_counter() - start,
         fired=fired,
-        counterexamples=tuple(counterexamples(compiled, found)),
+        counterexamples=tuple(
+            counterexamples(compiled, search(compiled) if same and found.broken else found)
+        ),
+        representatives=len(found.order) if same else None,
     )
 
 
@@ -228,57 +274,3 @@ def _start(found: Search, state: State) -> State:
     while (link := found.parent[state]) is not None:
         state = link[0]
     return state
-
-
-def transition_graph(compiled: Compiled, limit: int = 20_000) -> nx.MultiDiGraph:
-    """The reachable states as nodes (attributes: the state's values), steps as labelled edges.
-
-    Raises BadOperation past `limit` states: such a graph is for counting, not for looking at.
-    """
-    found = search(compiled)
-    if len(found.order) > limit:
-        raise BadOperation(
-            f"{len(found.order):,} states are too many for a graph (limit {limit:,})"
-        )
-    number = {state: i for i, state in enumerate(found.order)}
-    graph = nx.MultiDiGraph(machine=compiled.instance.machine.name)
-    for state, i in number.items():
-        graph.add_node(i, initial=found.parent[state] is None, **compiled.show(state))
-    for state, i in number.items():
-        for action, after in compiled.successors(state):
-            if after in number:
-                graph.add_edge(
-                    i,
-                    number[after],
-                    label=compiled.actions[action].label,
-                    action=compiled.actions[action].name,
-                )
-    return graph
-
-
-def export(machine: str, settings: Mapping[str, str], path: Path) -> None:
-    """Write the transition graph of an instance as GraphML or DOT, by the file's ending.
-
-    Raises BadOperation for another ending, a graph too large to look at, or a path that cannot
-    be written.
-    """
-    if path.suffix not in (".graphml", ".dot"):
-        raise BadOperation(f"cannot export {path.name!r} (known: .graphml, .dot)")
-    graph = transition_graph(compile_instance(instances.instance(machine, settings)))
-    try:
-        if path.suffix == ".graphml":
-            nx.write_graphml(graph, path)
-        else:
-            path.write_text(_dot(graph), encoding="utf-8")
-    except OSError as error:
-        raise BadOperation(f"cannot write {path}: {error.strerror}") from None
-
-
-def _dot(graph: nx.MultiDiGraph) -> str:
-    """States by number and steps by name; pydot wants labels quoted."""
-    bare = nx.MultiDiGraph()
-    bare.add_nodes_from(graph)
-    for before, after, label in graph.edges(data="label"):
-        bare.add_edge(before, after, label=f'"{label}"')
-    text: str = nx.nx_pydot.to_pydot(bare).to_string()
-    return text

@@ -23,10 +23,10 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 from kvclaims.checker import engines
-from kvclaims.checker.counterexample import FOLDER, Counterexample, read, shortest
+from kvclaims.checker.counterexample import FOLDER, Counterexample, parsed, shortest
 from kvclaims.checker.fuzz import SMALL_BLOCK, hunt
-from kvclaims.checker.supervise import Finding, Program, oracle_for, supervise, warm_up
-from kvclaims.checker.verdicts import Progress, counted, worst
+from kvclaims.checker.supervise import Program, oracle_for, supervise, warm_up
+from kvclaims.checker.verdicts import Progress, Violation, counted, worst
 from kvclaims.spec.interface import BadOperation, Engine, EngineInfo, PoolConfig
 from kvclaims.spec.operations import parse
 from kvclaims.spec.vocabulary import RULES, Verdict
@@ -110,6 +110,7 @@ def _read(table: Mapping[str, Any], path: Path, block_size: int | None) -> Fault
                 table["usable"],
                 table.get("block_size", block_size or SMALL_BLOCK),
                 table["defer_limit"],
+                **table.get("pool", {}),
             )
             program = Program(config, tuple(parse(item) for item in table["operations"]))
         fault = Fault(
@@ -266,11 +267,13 @@ class Caught:
     """What became of one fault: the finding, the shortest program that shows it, its file."""
 
     fault: Fault
-    finding: Finding | None
+    finding: Violation | None
     program: Program | None
     file: Path | None
     seconds: float
     error: str = ""
+    unwritten: str = ""
+    """Why the counterexample has no file."""
 
     @property
     def verdict(self) -> Verdict:
@@ -302,7 +305,8 @@ class Caught:
         length = counted(len(self.program.operations), "operation") if self.program else ""
         word = "caught" if self.finding.rule == self.fault.rule else "MISNAMED"
         by = "" if word == "caught" else f", by {self.finding.rule}: {self.finding.message}"
-        return f"{word:9} {self.fault.rule:4} {self.fault.id}, {length}{by}"
+        lost = f" ({self.unwritten})" if self.unwritten else ""
+        return f"{word:9} {self.fault.rule:4} {self.fault.id}, {length}{by}{lost}"
 
 
 @dataclass(frozen=True)
@@ -379,33 +383,45 @@ def _in_child(fault: Fault, engine: Engine, folder: Path) -> Caught:
 
 def _received(fault: Fault, answer: Mapping[str, Any], seconds: float) -> Caught:
     finding, file = answer.get("finding"), answer.get("file")
-    program = None
-    if file is not None:
-        program = read(Path(file)).program
     return Caught(
         fault,
-        Finding(**finding) if finding else None,
-        program,
+        Violation(**finding) if finding else None,
+        parsed(answer["example"]).program if finding else None,
         Path(file) if file else None,
         seconds,
         answer.get("error", ""),
+        answer.get("unwritten", ""),
     )
 
 
 def _child(fault: Fault, engine: Engine, folder: Path, answer: Connection) -> None:
+    told: dict[str, Any]
     try:
         with planted(fault, engine):
-            found = catch(fault, engine, folder)
+            told = _told(catch(fault, engine), folder)
     except FaultError as error:
-        answer.send_bytes(json.dumps({"error": str(error)}).encode())
-        return
-    told = {} if found is None else {"finding": vars(found[0]), "file": str(found[1])}
+        told = {"error": str(error)}
+    except Exception as error:  # noqa: BLE001 - a child's failure is told, not printed
+        told = {"error": f"{fault.id}: {type(error).__name__}: {engines.first_line(error)}"}
     answer.send_bytes(json.dumps(told).encode())
 
 
-def catch(fault: Fault, engine: Engine, folder: Path) -> tuple[Finding, Path] | None:
-    """Look for a fault that is planted; what it broke, and the file of the shortest program
-    that shows it.  None if the fault lives."""
+def _told(found: tuple[Violation, Counterexample] | None, folder: Path) -> dict[str, Any]:
+    """What a child tells: the finding stands also where its file cannot be written."""
+    if found is None:
+        return {}
+    finding, example = found
+    told = {"finding": vars(finding), "example": example.to_json(), "file": None, "unwritten": ""}
+    try:
+        told["file"] = str(example.write(folder))
+    except BadOperation as error:
+        told["unwritten"] = str(error)
+    return told
+
+
+def catch(fault: Fault, engine: Engine) -> tuple[Violation, Counterexample] | None:
+    """Look for a fault that is planted; what it broke, and the shortest program that shows it.
+    None if the fault lives."""
     oracle = oracle_for(engine)
     program = fault.program or hunt(engine, fault.budget, fault.seed)
     found = supervise(engine, oracle, program) if program is not None else ()
@@ -415,4 +431,4 @@ def catch(fault: Fault, engine: Engine, folder: Path) -> tuple[Finding, Path] | 
     program = shortest(program, rule, lambda shorter: supervise(engine, oracle, shorter))
     finding = supervise(engine, oracle, program)[0]
     example = Counterexample(engine.name, program, rule, finding.message, fault.seed, fault.id)
-    return finding, example.write(folder)
+    return finding, example

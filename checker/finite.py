@@ -99,7 +99,8 @@ class Compiled:
     `successors(s)` lists `(index of the ground action, next state)` for every step that changes
     the state, `enabled(s)` the ground actions whose guards hold; `broken(s)` lists the
     invariants that fail in s, by index; `misstep(i, s, t)` the step properties that the step
-    s → t by ground action i breaks.
+    s → t by ground action i breaks.  `idle(s)` lists `(ground action, property)` for every step
+    property that a step from s breaks which changes nothing: such a step is no transition.
     """
 
     instance: Instance
@@ -110,6 +111,7 @@ class Compiled:
     enabled: Callable[[State], list[int]]
     broken: Callable[[State], list[int]]
     misstep: Callable[[int, State, State], list[int]]
+    idle: Callable[[State], list[tuple[int, int]]]
 
     def show(self, state: State) -> dict[str, str]:
         """The state as text: what is true, and counters that are not zero."""
@@ -120,11 +122,41 @@ class Compiled:
             shown[f"{symbol.name}({names})" if args else symbol.name] = self.instance.element(
                 symbol.range, number
             )
-        return shown
+        return shown | _viewed(self.instance, state)
+
+
+def slots(instance: Instance) -> tuple[tuple[Symbol, tuple[int, ...]], ...]:
+    """The slots of a state, as `compile_instance` has them: nothing is compiled here."""
+    return tuple(_Compiler(instance).slots)
 
 
 def compile_instance(instance: Instance) -> Compiled:
     return _Compiler(instance).compile()
+
+
+def _viewed(instance: Instance, state: State) -> dict[str, str]:
+    """What the views of the machine make of a state."""
+    shown, compiler = {}, _Compiler(instance)
+    for view in instance.machine.views:
+        for values in product(*(instance.domain(v.sort) for v in view.places)):
+            at = dict(zip(view.places, values, strict=True))
+            value = compiler.value(view.term, at, state)
+            names = ", ".join(instance.element(v.sort, value) for v, value in at.items())
+            label = f"{view.name}({names})" if names else view.name
+            shown[label] = instance.element(view.term.sort, value)
+    return shown
+
+
+def evaluator(
+    instance: Instance, terms: Sequence[tuple[Term, Ground]]
+) -> Callable[[State], Sequence[int]]:
+    """The values of terms in a state; each comes with the values of its free variables."""
+    compiler = _Compiler(instance)
+    values = [f"int({compiler.code(term, ground)}), " for term, ground in terms]
+    function: Callable[[State], Sequence[int]] = compiler._define(
+        "values", "s", [compiler._unpack("v", "s"), f"return ({''.join(values)})"]
+    )
+    return function
 
 
 class _Compiler:
@@ -164,6 +196,7 @@ class _Compiler:
             self._define("enabled", "s", self._enabled_body(grounds)),
             self._define("broken", "s", self._broken_body()),
             self._misstep(grounds),
+            self._define("idle", "s", self._idle_body(grounds)),
         )
 
     # -- terms
@@ -214,6 +247,8 @@ class _Compiler:
             if isinstance(part, int):
                 if bool(part) == bool(decides):
                     return decides
+            elif f"(not {part})" in kept or (part.startswith("(not ") and part[5:-1] in kept):
+                return decides
             elif part not in kept:
                 kept.append(part)
         if not kept:
@@ -221,6 +256,11 @@ class _Compiler:
         return kept[0] if len(kept) == 1 else f"({f' {kind} '.join(kept)})"
 
     # -- functions
+
+    def value(self, term: Term, ground: Ground, state: State) -> int:
+        """What a term is in one state."""
+        body = [self._unpack("v", "s"), f"return {self.code(term, ground)}"]
+        return int(self._define("value", "s", body)(state))
 
     def _define(self, name: str, params: str, body: Sequence[str]) -> Any:
         source = "\n".join([f"def {name}({params}):", *("    " + line for line in body)])
@@ -311,6 +351,34 @@ class _Compiler:
             return found
 
         return misstep
+
+    def _idle_body(self, grounds: Sequence[tuple[Action, Ground]]) -> list[str]:
+        """Properties that hold of every step that changes nothing fold away, guards unread."""
+        lines = [self._unpack("v", "s"), "out = []"]
+        for number, (action, ground) in enumerate(grounds):
+            wrong = [
+                (i, code)
+                for i, prop in enumerate(self.machine.properties)
+                if prop.of_steps and prop.on in (None, action.name)
+                and (code := self.code(prop.formula, ground if prop.on else {}, "v", "v")) != 1
+            ]  # fmt: skip
+            still = self._still(action, ground)
+            if not wrong or still == 0:
+                continue
+            lines.append(f"if {still}:")
+            lines += [f"    if not {code}: out.append(({number}, {i}))" for i, code in wrong]
+        return [*lines, "return out"]
+
+    def _still(self, action: Action, ground: Ground) -> Code:
+        """Whether the action is enabled and changes nothing."""
+        guard = self.code(action.enabled, ground)
+        if guard == 0:
+            return 0
+        same = (
+            _operate("eq", [new, f"v{i}"])
+            for i, new in self._changes(action.updates, ground).items()
+        )
+        return self._junction("and", iter((guard, *same)))
 
     def _checker(
         self, name: str, props: Sequence[tuple[int, Property]], ground: Ground

@@ -1,7 +1,9 @@
-"""Random operations on an engine, chosen by hypothesis and judged by a `Supervisor`.
+"""Random operations on an engine, drawn by hypothesis and judged by a `Supervisor`.
 
-Pools are small and contents few, so that prefixes are shared and diverge and room is short.
-What was chosen is steered towards runs in which requests are refused, deferred and preempted.
+Start at `fuzz`.  Hypothesis draws byte strings, `kvclaims.checker.drawing` makes operations of
+them that fit the state at hand.  Runs are steered towards those in which requests are refused,
+deferred and preempted, and towards steps that were rarely seen in such a situation; a run that
+leaves too many steps of the machine untaken shows nothing and is VACUOUS.
 """
 
 from __future__ import annotations
@@ -14,58 +16,66 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import hypothesis
-from hypothesis import HealthCheck, Phase, Verbosity, settings, target
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings, target
 from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
+from kvclaims.checker.baseline import KnownFinding
 from kvclaims.checker.counterexample import (
     FOLDER,
     Counterexample,
     described,
     operations_json,
     shortest,
+    simplest,
 )
+from kvclaims.checker.drawing import CODE, Drawer, draw_config
 from kvclaims.checker.supervise import (
     Crash,
-    Finding,
     Program,
     Supervisor,
+    features_of,
     open_supervised,
     oracle_for,
     supervise,
     warm_up,
 )
-from kvclaims.checker.verdicts import Progress, counted
+from kvclaims.checker.verdicts import Progress, Violation, counted
 from kvclaims.spec import pool
-from kvclaims.spec.interface import Engine, EngineInfo, PoolConfig, PredicateKind
+from kvclaims.spec.interface import (
+    BadOperation,
+    Engine,
+    EngineInfo,
+    Feature,
+    NotExposed,
+    PoolConfig,
+)
 from kvclaims.spec.operations import Operation, parse
-from kvclaims.spec.vocabulary import RESPONSIBLE, Protection, Verdict
+from kvclaims.spec.vocabulary import Verdict
 
 DEFAULT_STEPS: Final = 3000
 """Operations where neither a number nor a time is asked for."""
 
-EXAMPLES: Final = 60
+EXAMPLES: Final = 100
 """Runs in one call of hypothesis: the second half of them is steered by `target`."""
 
-LENGTH: Final = 50
-"""Operations in one run."""
+LENGTH: Final = (30, 90)
+"""Operations in one run, at least and at most."""
 
 SMALL_BLOCK: Final = 4
 """Tokens in a block where the engine leaves it open: decoding fills blocks soon."""
 
-SHRINKING: Final = 4000
-"""Operations that hypothesis may spend on shrinking a failure."""
+AUDIT_EVERY: Final = 4
 
-AUDIT_EVERY: Final = 3
+FLOOR: Final = 18
+"""Steps of the machine that a run of some length has to take, or it shows nothing."""
+
+FLOOR_FROM: Final = 1000
+"""Operations from which on the floor is asked for where nobody gave one."""
 
 PRESSURE: Final = {
     "active_request_refused": 4,
@@ -75,16 +85,9 @@ PRESSURE: Final = {
     "resident_claim_demoted": 1,
     "block_lost_after_release": 2,
     "allocation_victim_selected": 1,
+    "external_load_finished": 2,
 }
 """Events that a run is steered towards, with their weight."""
-
-
-@dataclass
-class _Failure:
-    """A run that broke a rule."""
-
-    program: Program
-    finding: Finding
 
 
 class Broken(AssertionError):
@@ -93,6 +96,20 @@ class Broken(AssertionError):
 
 class _Enough(BaseException):
     """Leave hypothesis at once: the budget is spent.  No `Exception`, so nothing catches it."""
+
+
+@dataclass
+class Ways:
+    """How to fuzz: see the options of `kvclaims fuzz`."""
+
+    steps: int | None = None
+    seconds: float | None = None
+    seed: int = 0
+    folder: Path = FOLDER
+    floor: int | None = None
+    known: tuple[KnownFinding, ...] = ()
+    examples: Path | None = None
+    """Folder in which hypothesis keeps examples between runs."""
 
 
 @dataclass
@@ -105,16 +122,19 @@ class _Session:
     limit: int | None
     until: float | None
     progress: Progress
+    known: tuple[KnownFinding, ...] = ()
+    features: frozenset[Feature] = frozenset()
     operations: int = 0
     steps: int = 0
     events: int = 0
     monitored: int = 0
+    reads: int = 0
     runs: int = 0
     fired: Counter[str] = field(default_factory=Counter)
+    edges: Counter[tuple[str, str]] = field(default_factory=Counter)
+    allowed: Counter[str] = field(default_factory=Counter)
     not_exposed: dict[str, None] = field(default_factory=dict)
-    failure: _Failure | None = None
-    shrinking: int = 0
-    """Operations spent on making the failure smaller."""
+    failure: tuple[Program, Violation] | None = None
     is_over: bool = False
 
     @property
@@ -123,225 +143,85 @@ class _Session:
 
     def spend(self) -> None:
         """One operation more; raises `_Enough` where there is no budget for it."""
-        if self.failure is not None:
-            self.shrinking += 1
-            self.is_over = self.shrinking > SHRINKING
-        elif self.limit is not None:
+        if self.limit is not None:
             self.is_over = self.operations >= self.limit
         elif self.until is not None:
             self.is_over = time.monotonic() >= self.until
         if self.is_over:
             raise _Enough
-        if self.failure is not None:
-            return
         self.operations += 1
         if self.operations % 500 == 0:
             self.progress(f"fuzzing {self.engine.name}: {self.operations} operations")
 
-    def broke(self, program: Program, found: Sequence[Finding]) -> None:
-        """Keep the shortest failure; only the rule that was broken first counts from then on."""
-        first = found[0]
-        known = self.failure
-        if known is not None and first.rule != known.finding.rule:
+    def broke(self, program: Program, found: Sequence[Violation]) -> None:
+        """A run ends with what it broke: a known finding is counted, any other fails."""
+        one = self._known(program, found[0])
+        if one is not None:
+            self.allowed[one.name] += 1
             return
-        if known is None or len(program.operations) <= len(known.program.operations):
-            self.failure = _Failure(program, first)
-        raise Broken(str(first))
+        if self.failure is None:
+            self.failure = (program, found[0])
+        raise Broken(str(found[0]))
+
+    def _known(self, program: Program, finding: Violation) -> KnownFinding | None:
+        """The known finding that this is, told as `<operation>: <message>`."""
+        if not self.known or self.engine.package is None:
+            return None
+        at = finding.operation or 0
+        name = program.operations[at - 1].op if at else "open"
+        text, version = f"{name}: {finding.message}", self.engine.info().version
+        return next(
+            (k for k in self.known if k.covers(self.engine.package, version, finding.rule, text)),
+            None,
+        )
 
     def ended(self, supervisor: Supervisor) -> None:
-        if self.failure is not None and self.shrinking:
-            return
+        """Add a run up, and steer the next ones: towards pressure, and towards what is rare."""
+        rare = sum(1 / (1 + self.edges[edge]) for edge in supervisor.edges)
         self.runs += 1
         self.steps += supervisor.steps
         self.events += supervisor.events
         self.monitored += supervisor.monitor.steps
+        self.reads += supervisor.serving.reads
         self.fired.update(supervisor.monitor.fired)
+        self.edges.update(supervisor.edges)
         self.not_exposed.update(supervisor.not_exposed)
+        pressure = sum(PRESSURE.get(e, 0) * n for e, n in supervisor.event_kinds.items())
+        target(float(pressure), label="pressure")
+        target(rare, label="rare steps")
 
 
-# --- what is chosen ----------------------------------------------------------------------
-
-_CLAIMS: Final = ("a", "b", "c", "d")
-_STREAMS: Final = ("A", "B", "C")
-_PROTECTIONS: Final = (Protection.HARD, Protection.HARD, Protection.HARD, *Protection)
-_KINDS: Final = tuple(
-    kind
-    for kind, weight in {
-        "step": 7,
-        "submit": 6,
-        "declare": 4,
-        "drain": 1,
-        "release": 1,
-        "demote": 1,
-        "renew": 1,
-        "advance": 2,
-        "abort": 2,
-        "lose": 2,
-        "reset": 1,
-    }.items()
-    for _ in range(weight)
-)
-"""Operations, each as often as it should be chosen."""
-
-
-def _contents(usable: int, block_size: int) -> st.SearchStrategy[list[list[Any]]]:
-    """Prefixes of few streams, whole or with a tail of another one, now and then too long."""
-    head = st.tuples(st.sampled_from(_STREAMS[:2]), st.integers(1, usable + 1))
-    tail = st.tuples(st.sampled_from(_STREAMS[1:]), st.integers(1, max(1, usable // 2)))
-    some_tokens = st.sampled_from((1, block_size - 1))
-    return st.one_of(
-        head.map(lambda h: [list(h)]),
-        st.tuples(head, tail).map(lambda p: [[p[0][0], min(p[0][1], usable // 2)], list(p[1])]),
-        st.tuples(head, some_tokens).map(lambda p: [[*p[0], p[1]]]),
-    )
-
-
-class _Machine(RuleBasedStateMachine):
-    """Operations as hypothesis chooses them; `session` is set by `_machine_for`."""
-
-    session: _Session
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.supervisor: Supervisor | None = None
-        self.done: list[Operation] = []
-        self.requests = 0
-        self.generations: dict[str, int] = {}
-        self.spoken: list[list[list[Any]]] = []
-        """Contents used so far: prefixes are shared, and claims are materialized."""
-
-    @initialize(usable=st.integers(4, 12), defer_limit=st.integers(0, 2))
-    def open(self, usable: int, defer_limit: int) -> None:
-        session = self.session
-        self.config = PoolConfig(usable, session.block_size, defer_limit)
-        self.contents = _contents(usable, session.block_size)
+def _run(session: _Session, pool_code: bytes, codes: Sequence[bytes]) -> None:
+    """One run: a pool, and operations until one breaks a rule or there are no more."""
+    config = draw_config(pool_code, session.block_size, session.features)
+    supervisor = _opened(session, config)
+    if supervisor is None:
+        return
+    drawer = Drawer(config, session.features)
+    done: list[Operation] = []
+    found: Sequence[Violation] = supervisor.findings
+    for code in codes:
+        if found or not supervisor.is_alive:
+            break
         session.spend()
-        try:
-            self.supervisor = open_supervised(
-                session.engine, session.oracle, self.config, audit_every=AUDIT_EVERY
-            )
-        except Crash as crash:
-            session.broke(Program(self.config, ()), [Finding("B9", str(crash), 0)])
-            return
-        self._judge(self.supervisor.findings)
-
-    def do(self, **raw: Any) -> None:
-        """Do one operation, unless this run has ended with another rule broken."""
-        if self.supervisor is None or not self.supervisor.is_alive or self.supervisor.findings:
-            return
-        self.session.spend()
-        operation = parse(raw)
-        self.done.append(operation)
-        self._judge(self.supervisor.do(operation))
-
-    def _content(self, data: st.DataObject) -> list[list[Any]]:
-        """A content used before, or a new one."""
-        known = bool(self.spoken) and data.draw(st.booleans())
-        source = st.sampled_from(self.spoken) if known else self.contents
-        content: list[list[Any]] = data.draw(source)
-        if not known:
-            self.spoken.append(content)
-        return content
-
-    def _judge(self, found: Sequence[Finding]) -> None:
-        if found:
-            self.session.broke(Program(self.config, tuple(self.done)), found)
-
-    @rule(data=st.data(), kind=st.sampled_from(_KINDS))
-    def operate(self, data: st.DataObject, kind: str) -> None:
-        """One operation, likely one that does something in the state at hand."""
-        chosen = self._choices.get(kind)
-        self.do(op=kind, **(chosen(self, data) if chosen else {}))
-
-    def _submit(self, data: st.DataObject) -> dict[str, Any]:
-        size = self.session.block_size
-        self.requests += 1
-        chosen: dict[str, Any] = {
-            "request": f"r{self.requests}",
-            "content": self._content(data),
-            "max_new_tokens": data.draw(st.sampled_from((1, 2, size + 1, 2 * size))),
-        }
-        if data.draw(st.integers(0, 4)) == 4:
-            chosen["admit_reuse"] = False
-        if data.draw(st.integers(0, 9)) == 9:
-            chosen["salt"] = "other"
-        return chosen
-
-    def _declare(self, data: st.DataObject) -> dict[str, Any]:
-        claim = data.draw(st.sampled_from(_CLAIMS))
-        content = self._content(data)
-        full = sum(segment[1] for segment in content)
-        chosen: dict[str, Any] = {
-            "claim": claim,
-            "content": content,
-            "protection": data.draw(st.sampled_from(_PROTECTIONS)).value,
-            "n": data.draw(st.one_of(st.just(full), st.integers(1, full))),
-        }
-        if data.draw(st.integers(0, 3)) == 3:
-            chosen |= {"kind": PredicateKind.RANGE.value, "start": data.draw(st.integers(0, 2))}
-        elif data.draw(st.booleans()):
-            chosen["min_blocks"] = data.draw(st.integers(1, 3))
-        if data.draw(st.booleans()):
-            chosen["duration"] = data.draw(st.integers(1, 6))
-        generation = self.generations.get(claim, 0) + (data.draw(st.integers(0, 7)) < 7)
-        self.generations[claim] = chosen["generation"] = max(1, generation)
-        return chosen
-
-    def _claim(self, data: st.DataObject) -> dict[str, Any]:
-        """A claim in force, now and then any."""
-        seen = self.supervisor.seen.claims if self.supervisor else {}
-        in_force = [name for name, claim in seen.items() if claim.phase in RESPONSIBLE]
-        any_one = not in_force or data.draw(st.integers(0, 7)) == 7
-        return {"claim": data.draw(st.sampled_from(_CLAIMS if any_one else in_force))}
-
-    def _renewal(self, data: st.DataObject) -> dict[str, Any]:
-        return {**self._claim(data), "duration": data.draw(st.integers(1, 6))}
-
-    def _request(self, data: st.DataObject) -> dict[str, Any]:
-        """A request that waits or runs, now and then any."""
-        seen = self.supervisor.seen.requests if self.supervisor else {}
-        active = [name for name, request in seen.items() if request.state != "finished"]
-        if active and data.draw(st.integers(0, 7)) < 7:
-            return {"request": data.draw(st.sampled_from(active))}
-        return {"request": f"r{data.draw(st.integers(1, 1 + self.requests))}"}
-
-    def _loss(self, data: st.DataObject) -> dict[str, Any]:
-        return {"content": self._content(data), "position": data.draw(st.integers(0, 3))}
-
-    def _times(self, data: st.DataObject) -> dict[str, Any]:
-        return {"times": data.draw(st.sampled_from((1, 1, 1, 2, 3, 6)))}
-
-    def _ticks(self, data: st.DataObject) -> dict[str, Any]:
-        return {"ticks": data.draw(st.integers(1, 4))}
-
-    _choices: ClassVar[dict[str, Callable[[Any, st.DataObject], dict[str, Any]]]] = {
-        "submit": _submit,
-        "declare": _declare,
-        "release": _claim,
-        "demote": _claim,
-        "renew": _renewal,
-        "abort": _request,
-        "lose": _loss,
-        "step": _times,
-        "advance": _ticks,
-    }
-
-    def teardown(self) -> None:
-        supervisor = self.supervisor
-        if supervisor is None:
-            return
-        self.supervisor = None
-        self.session.ended(supervisor)
-        if supervisor.findings:
-            return
-        counted_events = Counter(event.event for event in supervisor.runtime.events())
-        target(float(sum(PRESSURE.get(e, 0) * n for e, n in counted_events.items())))
-        self._judge(supervisor.close())
+        operation = parse(drawer.draw(code, supervisor.seen))
+        done.append(operation)
+        found = supervisor.do(operation)
+    session.ended(supervisor)
+    found = found or supervisor.close()
+    if found:
+        session.broke(Program(config, tuple(done)), found)
 
 
-def _machine_for(session: _Session, seed: int) -> type[_Machine]:
-    machine = type("Fuzzing", (_Machine,), {"session": session})
-    return hypothesis.seed(seed)(machine)
+def _opened(session: _Session, config: PoolConfig) -> Supervisor | None:
+    session.spend()
+    try:
+        return open_supervised(session.engine, session.oracle, config, audit_every=AUDIT_EVERY)
+    except NotExposed as error:
+        session.not_exposed[f"pool: {error}"] = None
+    except Crash as crash:
+        session.broke(Program(config, ()), [Violation("B9", str(crash), operation=0)])
+    return None
 
 
 # --- the command -------------------------------------------------------------------------
@@ -358,18 +238,31 @@ class FuzzReport:
     runs: int
     events: int
     monitored: int
+    reads: int
+    edges: int
+    floor: int
     never_fired: tuple[str, ...]
+    allowed: dict[str, int]
     not_exposed: tuple[str, ...]
     seconds: float
+    cpu_seconds: float
     program: Program | None = None
-    finding: Finding | None = None
+    finding: Violation | None = None
     file: Path | None = None
+    unwritten: str = ""
+    """Why the counterexample could not be written; the finding stands all the same."""
 
     @property
     def verdict(self) -> Verdict:
         if self.finding is not None:
             return Verdict.VIOLATED
-        return Verdict.HOLDS if self.operations else Verdict.VACUOUS
+        taken = len(pool.ACTIONS) - len(self.never_fired)
+        return Verdict.HOLDS if self.operations and taken >= self.floor else Verdict.VACUOUS
+
+    @property
+    def rate(self) -> float:
+        """Allocator steps that were judged in a second of processor time."""
+        return self.monitored / self.cpu_seconds if self.cpu_seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
         violations = []
@@ -378,7 +271,7 @@ class FuzzReport:
                 {
                     **self.finding.to_json(),
                     "operations": operations_json(self.program.operations),
-                    "file": str(self.file),
+                    "file": str(self.file) if self.file else None,
                 }
             )
         return {
@@ -389,42 +282,62 @@ class FuzzReport:
             "steps": self.steps,
             "events": self.events,
             "monitored_steps": self.monitored,
+            "blocks_read": self.reads,
+            "edges": self.edges,
+            "floor": self.floor,
             "never_fired": list(self.never_fired),
+            "known": dict(self.allowed),
             "violations": violations,
             "not_exposed": list(self.not_exposed),
         }
 
     def lines(self) -> Iterator[str]:
         yield f"{self.engine.name} {self.engine.version} ({self.engine.path})"
-        speed = self.operations / self.seconds if self.seconds else 0
         yield (
             f"  {counted(self.operations, 'operation')} in {counted(self.runs, 'run')}, "
-            f"{counted(self.steps, 'step')}, {counted(self.events, 'event')}, "
-            f"{counted(self.monitored, 'monitored step')}, seed {self.seed}, "
-            f"{speed:,.0f} operations/s"
+            f"{counted(self.steps, 'step')}, {counted(self.events, 'event')}, seed {self.seed}"
+        )
+        yield (
+            f"  {counted(self.monitored, 'monitored step')} ({self.rate:,.0f} a second), "
+            f"{counted(self.reads, 'block')} read, {counted(self.edges, 'edge')} "
+            "of step and situation"
         )
         if self.never_fired:
             yield f"  never taken: {', '.join(self.never_fired)}"
+        if self.verdict is Verdict.VACUOUS:
+            yield f"  too little was tried: {self.floor} kinds of step are the least"
+        for name, times in self.allowed.items():
+            yield f"  known finding {name}: {counted(times, 'time')}"
         for name in self.not_exposed:
             yield f"  {Verdict.NOT_EXPOSED}: {name}"
         if self.finding is not None and self.program is not None:
             yield from shown(self.finding, self.program)
-            yield f"  run it again: kvclaims replay {self.file}"
+            if self.file is not None:
+                yield f"  run it again: kvclaims replay {self.file}"
+            else:
+                yield f"  not kept: {self.unwritten}"
         yield f"{self.verdict}"
 
 
-def shown(finding: Finding, program: Program) -> Iterator[str]:
+def shown(finding: Violation, program: Program) -> Iterator[str]:
     """A violation for people: the rule, the step, the operations, before and after."""
     yield f"  {Verdict.VIOLATED} {finding}"
-    config = program.config
-    yield (
-        f"  pool of {config.usable} blocks of {config.block_size} tokens, "
-        f"defer limit {config.defer_limit}; broken in operation {finding.operation} of:"
-    )
+    yield f"  {_shown_pool(program.config)}; broken in operation {finding.operation} of:"
     yield from (f"    {line}" for line in described(program))
     for name in {**finding.before, **finding.after}:
         before, after = finding.before.get(name, "-"), finding.after.get(name, "-")
         yield f"    {name}: {before} → {after}"
+
+
+def _shown_pool(config: PoolConfig) -> str:
+    plain = PoolConfig(config.usable)
+    more = [
+        f"{name} {value}"
+        for name, value in vars(config).items()
+        if name not in ("usable", "block_size", "defer_limit") and value != getattr(plain, name)
+    ]
+    size = f"pool of {config.usable} blocks of {config.block_size} tokens"
+    return ", ".join([size, f"defer limit {config.defer_limit}", *more])
 
 
 def fuzz(
@@ -434,86 +347,122 @@ def fuzz(
     seed: int,
     progress: Progress,
     folder: Path = FOLDER,
+    ways: Ways | None = None,
 ) -> FuzzReport:
     """Do `steps` operations, or as many as fit in `seconds`; stop at the first broken rule.
 
-    The same seed and steps make the same run.  A counterexample is written into `folder`.
+    The same seed and steps make the same run (unless examples are kept between runs: those come
+    first).  A counterexample is written into `folder`.
     """
+    ways = ways or Ways(steps, seconds, seed, folder)
     progress(f"starting {engine.name}")
     warm_up(engine, getattr(engine, "block_size", SMALL_BLOCK))
-    started = time.monotonic()
-    session = _session(engine, steps, seconds, progress)
-    search(session, seed)
-    spent = time.monotonic() - started
+    started, used = time.monotonic(), time.process_time()
+    session = _session(engine, ways, progress)
+    search(session, ways.seed, ways.examples)
+    spent, used = time.monotonic() - started, time.process_time() - used
     program = finding = file = None
+    unwritten = ""
     if session.failure is not None:
         progress("making the counterexample shorter")
         program, finding = reduced(session)
-        example = Counterexample(engine.name, program, finding.rule, finding.message, seed)
-        file = example.write(folder)
-    never = (action.name for action in pool.ACTIONS if not session.fired[action.name])
+        example = Counterexample(engine.name, program, finding.rule, finding.message, ways.seed)
+        try:
+            file = example.write(ways.folder)
+        except BadOperation as error:
+            unwritten = str(error)
+    never = tuple(action.name for action in pool.ACTIONS if not session.fired[action.name])
+    floor = ways.floor
+    if floor is None:
+        floor = FLOOR if session.operations >= FLOOR_FROM else 0
+    for feature in sorted(set(Feature) - session.features):
+        session.not_exposed[f"feature {feature}"] = None
     return FuzzReport(
         engine=engine.info(),
-        seed=seed,
+        seed=ways.seed,
         operations=session.operations,
         steps=session.steps,
         runs=session.runs,
         events=session.events,
         monitored=session.monitored,
-        never_fired=tuple(never),
+        reads=session.reads,
+        edges=len(session.edges),
+        floor=floor,
+        never_fired=never,
+        allowed=dict(session.allowed),
         not_exposed=tuple(session.not_exposed),
         seconds=spent,
+        cpu_seconds=used,
         program=program,
         finding=finding,
         file=file,
+        unwritten=unwritten,
     )
 
 
 def hunt(engine: Engine, steps: int, seed: int) -> Program | None:
     """A program that breaks a rule, as short as it could be made; None if none was found."""
-    session = _session(engine, steps, None, lambda _: None)
+    session = _session(engine, Ways(steps, None, seed), lambda _: None)
     search(session, seed)
     return reduced(session)[0] if session.failure is not None else None
 
 
-def _session(
-    engine: Engine, steps: int | None, seconds: float | None, progress: Progress
-) -> _Session:
+def _session(engine: Engine, ways: Ways, progress: Progress) -> _Session:
+    any_limit = ways.steps is not None or ways.seconds is not None
     return _Session(
         engine=engine,
         oracle=oracle_for(engine),
         block_size=getattr(engine, "block_size", SMALL_BLOCK),
-        limit=DEFAULT_STEPS if steps is None and seconds is None else steps,
-        until=time.monotonic() + seconds if seconds is not None else None,
+        limit=ways.steps if any_limit else DEFAULT_STEPS,
+        until=time.monotonic() + ways.seconds if ways.seconds is not None else None,
         progress=progress,
+        known=ways.known,
+        features=features_of(engine),
     )
 
 
-def search(session: _Session, seed: int) -> None:
+_CODES: Final = st.lists(
+    st.binary(min_size=CODE, max_size=CODE), min_size=LENGTH[0], max_size=LENGTH[1]
+)
+_POOLS: Final = st.binary(min_size=CODE, max_size=CODE)
+
+
+def search(session: _Session, seed: int, examples: Path | None = None) -> None:
     """Let hypothesis look for a failure until the session's budget is spent."""
-    chosen = settings(
+    kept = DirectoryBasedExampleDatabase(examples) if examples is not None else None
+    for batch in count():
+        try:
+            with _own_storage():
+                _searching(session, seed * 1_000_003 + batch, kept)()
+        except _Enough:
+            return
+        except Exception:
+            # Hypothesis complains in its own way of a run that was cut short.
+            if session.has_ended:
+                return
+            raise
+
+
+def _searching(session: _Session, seed: int, kept: ExampleDatabase | None) -> Callable[[], None]:
+    """One call of hypothesis, as a test without arguments."""
+    phases = (Phase.generate, Phase.target)
+
+    @hypothesis.seed(seed)
+    @settings(
         max_examples=EXAMPLES,
-        stateful_step_count=LENGTH,
-        database=None,
+        database=kept,
         deadline=None,
-        phases=(Phase.generate, Phase.target, Phase.shrink),
+        phases=(Phase.reuse, *phases) if kept is not None else phases,
         suppress_health_check=list(HealthCheck),
         verbosity=Verbosity.quiet,
         print_blob=False,
         report_multiple_bugs=False,
     )
-    with _own_storage():
-        for batch in count():
-            machine = _machine_for(session, seed * 1_000_003 + batch)
-            try:
-                run_state_machine_as_test(machine, settings=chosen)
-            except _Enough:
-                return
-            except Exception:
-                # Hypothesis complains in its own way of a run that was cut short.
-                if session.has_ended:
-                    return
-                raise
+    @given(pool_code=_POOLS, codes=_CODES)
+    def searching(pool_code: bytes, codes: list[bytes]) -> None:
+        _run(session, pool_code, codes)
+
+    return searching
 
 
 @contextmanager
@@ -527,16 +476,17 @@ def _own_storage() -> Iterator[None]:
             set_hypothesis_home_dir(None)
 
 
-def reduced(session: _Session) -> tuple[Program, Finding]:
-    """The failure with every operation left out that it does not need."""
+def reduced(session: _Session) -> tuple[Program, Violation]:
+    """The failure with every operation left out that it does not need, and the rest plain."""
     assert session.failure is not None
-    rule = session.failure.finding.rule
+    found_program, finding = session.failure
+    rule = finding.rule
 
-    def breaks(program: Program) -> tuple[Finding, ...]:
+    def breaks(program: Program) -> tuple[Violation, ...]:
         return supervise(session.engine, session.oracle, program)
 
-    program = shortest(session.failure.program, rule, breaks)
+    program = simplest(shortest(found_program, rule, breaks), rule, breaks)
     found = breaks(program)
     if found and found[0].rule == rule:
         return program, found[0]
-    return session.failure.program, session.failure.finding
+    return found_program, finding

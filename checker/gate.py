@@ -47,6 +47,7 @@ _COUNTED: Final = {
     "obligations": "obligation",
     "states": "state",
     "transitions": "transition",
+    "progress": "progress check",
     "twins": "twin",
     "programs": "program",
     "runs": "run",
@@ -235,7 +236,7 @@ def gate(
             if name in chosen:
                 raise EngineMissing(reason)
         _require_engine_path_used(report)
-        gatefiles.write(report, [path for path in traces.values() if path.exists()])
+        gatefiles.write(report, [path for path in traces.values() if path.exists()], progress)
     return report
 
 

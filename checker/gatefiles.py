@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from kvclaims.checker.counterexample import FORMAT
 from kvclaims.checker.engines import PATH_VARIABLE
+from kvclaims.checker.report import page_of_gate, write_page
+from kvclaims.checker.verdicts import Progress
 from kvclaims.spec.interface import BadOperation
 from kvclaims.spec.vocabulary import RULES, Verdict
 
@@ -42,15 +42,16 @@ def prepare(output: Path) -> Path:
     return output
 
 
-def write(report: GateReport, traces: Sequence[Path]) -> None:
+def write(report: GateReport, traces: Sequence[Path], progress: Progress) -> None:
     """Write every file of the gate into its folder."""
     folder = report.output
-    (folder / "gate.json").write_text(json.dumps(report.to_json(), indent=1), encoding="utf-8")
+    told = {"verdict": report.verdict, **report.to_json()}
+    (folder / "gate.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
     (folder / "trace.jsonl").write_text(
         "".join(path.read_text(encoding="utf-8") for path in traces), encoding="utf-8"
     )
     _write_counterexamples(report, folder)
-    (folder / "report.html").write_text(html(report), encoding="utf-8")
+    write_page(page_of_gate(told, folder, progress), folder / "report.html")
     ElementTree.ElementTree(junit(report)).write(
         folder / "junit.xml", encoding="utf-8", xml_declaration=True
     )
@@ -83,19 +84,6 @@ def _replayable(part: Part, violation: Mapping[str, Any]) -> dict[str, Any]:
         "pool": violation["pool"],
         "operations": [o for o in violation["operations"] if o["op"] != "mark"],
     }
-
-
-def html(report: GateReport) -> str:
-    """One page that needs nothing else."""
-    environment = Environment(
-        loader=PackageLoader("kvclaims.checker"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    template = environment.get_template("gate.html.jinja")
-    return template.render(report=report, rules=RULES, version=version("kvclaims"))
 
 
 def junit(report: GateReport) -> ElementTree.Element:

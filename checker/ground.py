@@ -209,6 +209,17 @@ class _Ground:
                 places = zip(symbol.domain, place, strict=True)
                 names = ", ".join(self._element(model, sort, p) for sort, p in places)
                 shown[f"{symbol.name}({names})" if place else symbol.name] = value
+        return shown | self._viewed(model, state)
+
+    def _viewed(self, model: z3.ModelRef, state: State) -> dict[str, str]:
+        """What the views of the machine make of the state."""
+        shown = {}
+        for view in self.machine.views:
+            for place in product(*(self.domain(v.sort) for v in view.places)):
+                at = dict(zip(view.places, place, strict=True))
+                value = self._element(model, view.term.sort, self.term(view.term, at, state))
+                names = ", ".join(self._element(model, v.sort, p) for v, p in at.items())
+                shown[f"{view.name}({names})" if names else view.name] = value
         return shown
 
     def _element(self, model: z3.ModelRef, sort: Sort, value: Any) -> str:

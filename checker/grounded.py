@@ -8,8 +8,8 @@ Promela (`checker.promela`).
 Every slot has a finite domain.  Truth values and enumerated sorts have their own; a counter's
 bounds are what the machine's invariants and the instance's `limits` imply, found by narrowing
 intervals until nothing changes, and where that is not enough what steps can write at all.  A
-state outside such a box breaks an invariant, so a search that checks invariants loses nothing;
-whoever reads a `Step` must still heed `inside`.
+state outside such a box breaks an invariant, shown here or given, so a search that checks
+invariants loses nothing; whoever reads a `Step` must still heed `inside`.
 """
 
 from __future__ import annotations
@@ -116,6 +116,8 @@ class Grounded:
     steps: tuple[Step, ...]
     invariant: Value
     """All invariants together, in a state inside its domains."""
+    idle: Value
+    """That no step which changes nothing breaks a property of steps; it is no transition."""
 
 
 Box = tuple[int, ...]
@@ -545,11 +547,7 @@ class _Reader:
         wide = [self._widest(symbol, reach) for symbol, _ in self.places]
         self.nodes = Nodes(wide)
         box = self.nodes.box
-        formulas = [
-            self.value(p.formula, {}, _View(box, {}))
-            for p in self.machine.properties
-            if not p.of_steps
-        ]
+        formulas = [self.value(p.formula, {}, _View(box, {})) for p in self.machine.invariants]
         before = None
         while box != before:
             before = box
@@ -634,16 +632,47 @@ class _Reader:
             "and",
             (self.value(p.formula, {}, here) for p in self.machine.properties if not p.of_steps),
         )
-        return Grounded(self.instance, slots, tuple(self._steps()), invariant)
+        idle = self.nodes.junction("and", self._idle())
+        return Grounded(self.instance, slots, tuple(self._steps()), invariant, idle)
 
-    def _steps(self) -> Iterator[Step]:
-        number = -1
+    def _grounds(self) -> Iterator[tuple[Action, Ground]]:
         for action in self.machine.actions:
             for values in product(*(self.instance.choice(p) for p in action.params)):
-                number += 1
-                step = self._step(number, action, dict(zip(action.params, values, strict=True)))
-                if step is not None:
-                    yield step
+                yield action, dict(zip(action.params, values, strict=True))
+
+    def _steps(self) -> Iterator[Step]:
+        for number, (action, ground) in enumerate(self._grounds()):
+            step = self._step(number, action, ground)
+            if step is not None:
+                yield step
+
+    def _idle(self) -> Iterator[Value]:
+        """For each ground action: it is disabled, moves something, or keeps what steps keep."""
+        nodes = self.nodes
+        for action, ground in self._grounds():
+            guard = self.value(action.enabled, ground, _View(nodes.box, {}))
+            box = nodes.narrow(guard, True, nodes.box)
+            if box is None:
+                continue
+            at = _View(box, {})
+            kept = self._kept(action, ground, at, at)
+            if kept == 1:
+                continue
+            still = self._still(self._changes(action.updates, ground, at), box)
+            yield nodes.junction("or", (nodes.negation(guard), nodes.negation(still), kept))
+
+    def _kept(self, action: Action, ground: Ground, at: _View, after: _View) -> Value:
+        parts = (
+            self.value(p.formula, ground if p.on else {}, at, after)
+            for p in self.machine.properties
+            if p.of_steps and p.on in (None, action.name)
+        )
+        return self.nodes.junction("and", parts, at.box)
+
+    def _still(self, changes: Mapping[int, Value], box: Box) -> Value:
+        """Whether every slot keeps its value."""
+        same = (self.nodes.compare("eq", new, self._old(i, box), box) for i, new in changes.items())
+        return self.nodes.junction("and", same, box)
 
     def _step(self, number: int, action: Action, ground: Ground) -> Step | None:
         nodes = self.nodes
@@ -655,13 +684,7 @@ class _Reader:
         changes = self._changes(action.updates, ground, at)
         if not changes:
             return None
-        moved = nodes.negation(
-            nodes.junction(
-                "and",
-                (nodes.compare("eq", new, self._old(i, box), box) for i, new in changes.items()),
-                box,
-            )
-        )
+        moved = nodes.negation(self._still(changes, box))
         limits = self.instance.limits
         within = nodes.junction(
             "and",
@@ -676,16 +699,7 @@ class _Reader:
         if whole == 0:
             return None
         inside = nodes.junction("and", self._inside(changes, box), box)
-        after = _View(box, changes)
-        kept = nodes.junction(
-            "and",
-            (
-                self.value(p.formula, ground if p.on else {}, at, after)
-                for p in self.machine.properties
-                if p.of_steps and p.on in (None, action.name)
-            ),
-            box,
-        )
+        kept = self._kept(action, ground, at, _View(box, changes))
         shifts = tuple(
             (i, nodes.total([(1, new), (-1, self._old(i, box))])) for i, new in changes.items()
         )

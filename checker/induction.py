@@ -8,6 +8,7 @@ with them; then, before it is given its whole time, a search for a small counter
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -38,6 +39,8 @@ from kvclaims.spec.vocabulary import Verdict
 TIMEOUT_MS: Final = 20_000
 QUICK_MS: Final = 500
 INITIALLY: Final = "initially"
+
+_TOTAL: Final = re.compile(r"total\d+")
 
 Facts = tuple[int, ...]
 """Which of the facts about sums a proof takes as premises, by their position in the setting."""
@@ -160,6 +163,13 @@ class _Goal:
     def premises(self, facts: Facts) -> tuple[Premise, ...]:
         more = tuple(self.setting.facts[i] for i in facts) if facts else ()
         return (*self.setting.given, *more, self.refuted)
+
+    @property
+    def near(self) -> Facts:
+        """The facts that speak of no other sums than the property does."""
+        named = _sums(self.refuted)
+        facts = enumerate(self.setting.facts)
+        return tuple(number for number, fact in facts if _sums(fact) <= named)
 
     def lemmas(self, facts: Facts) -> list[int]:
         return sorted(self.totals | (self.setting.totals if facts else frozenset()))
@@ -334,10 +344,12 @@ class Prover:
         return self._by_facts(goal, solver, self.timeout_ms), None
 
     def _by_facts(self, goal: _Goal, solver: str, timeout_ms: int) -> Shown:
-        """With the facts about sums.  There are many, and few are used: Z3 finds out which,
-        and where it does cvc5 is given those alone."""
+        """With the facts about sums, those about the sums of the property first.  There are
+        many, and few are used: Z3 finds out which, and where it does cvc5 is given those alone."""
         timeout_ms = min(timeout_ms, self.timeout_ms)
-        found = self._ask(goal, Z3, tuple(range(len(goal.setting.facts))), timeout_ms)
+        found = self._ask(goal, Z3, goal.near, min(timeout_ms, self.quick_ms))
+        if found.answer is not Answer.UNSAT:
+            found = self._ask(goal, Z3, tuple(range(len(goal.setting.facts))), timeout_ms)
         if solver == Z3:
             return found
         return self._try_all(goal, found.facts, timeout_ms // len(PORTFOLIO))
@@ -386,6 +398,11 @@ class Prover:
                 if self._lemmas[key].answer is not Answer.UNKNOWN:
                     break
         return self._lemmas[key]
+
+
+def _sums(premise: Premise) -> frozenset[str]:
+    """The totals that a premise speaks of, before or after a step."""
+    return frozenset(found[0] for name in premise.names if (found := _TOTAL.match(name)))
 
 
 def _judge(shown: list[Shown], gap: Gap | None) -> tuple[Verdict, str]:

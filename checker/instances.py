@@ -8,35 +8,51 @@ hand, in `tests/unit/test_explore.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final, get_type_hints
 
 from kvclaims.checker.finite import Instance
+from kvclaims.checker.slices import SLICES
+from kvclaims.spec.abstractions import POOL_CLAIMS, POOL_FEASIBLE
+from kvclaims.spec.admission import ADMISSION
+from kvclaims.spec.arbitration import ARBITRATION
 from kvclaims.spec.blockclaims import BLOCKCLAIMS
 from kvclaims.spec.claims import CLAIMS
 from kvclaims.spec.elastic import ELASTIC
+from kvclaims.spec.feasible import FEASIBLE
+from kvclaims.spec.groups import GROUPS
 from kvclaims.spec.interface import BadOperation
 from kvclaims.spec.language import Machine
 from kvclaims.spec.owners import OWNERS
 from kvclaims.spec.pool import POOL
+from kvclaims.spec.refinement import Refinement
 from kvclaims.spec.tiers import TIERS
 from kvclaims.spec.trace import TRACE
 from kvclaims.spec.written import WRITTEN
 
 MACHINES: Final[dict[str, Machine]] = {
     machine.name: machine
-    for machine in (CLAIMS, POOL, WRITTEN, OWNERS, TIERS, ELASTIC, TRACE, BLOCKCLAIMS)
+    for machine in (
+        *(CLAIMS, POOL, ADMISSION, GROUPS, ARBITRATION, WRITTEN, OWNERS, TIERS, ELASTIC, TRACE),
+        *(BLOCKCLAIMS, FEASIBLE),
+    )
 }
 
 RELEASED_ONLY: Final = (2,)
 """Of the three ways a claim may end in the pool one stands for all: they differ in name only."""
 
 
-def claims(claims: int = 1, generations: int = 2, duration: int = 2) -> Instance:
-    """Claims do not interact in this machine, so one of each kind covers it."""
+def claims(
+    claims: int = 1, generations: int = 2, duration: int = 2, hard: tuple[int, ...] = ()
+) -> Instance:
+    """Claims do not interact in this machine: one covers it, two show that they do not.  Which
+    are hard is free but for those that `hard` speaks of."""
     return Instance(
         CLAIMS,
         {"Claim": claims},
         numbers=range(duration + 1),
+        rigid={"hard": {(i,): flag for i, flag in enumerate(hard)}},
         limits={"generation": generations, "left": duration},
     )
 
@@ -46,9 +62,11 @@ def pool(
     hard: tuple[int, ...] = (1, 1),
     admit_reuse: tuple[int, ...] = (1,),
     keys: int = 1,
+    ways: tuple[int, ...] = RELEASED_ONLY,
 ) -> Instance:
     """`blocks` usable blocks beside the null block; a claim for each entry of `hard`, a request
-    for each entry of `admit_reuse`.  Needs range up to one block more than the pool has."""
+    for each entry of `admit_reuse`.  Needs range up to one block more than the pool has; `ways`
+    are those in which a claim may end."""
     return Instance(
         POOL,
         {"Claim": len(hard), "Request": len(admit_reuse), "Block": blocks + 1, "Key": keys},
@@ -58,7 +76,7 @@ def pool(
             "hard": {(i,): flag for i, flag in enumerate(hard)},
             "admit_reuse": {(i,): flag for i, flag in enumerate(admit_reuse)},
         },
-        choices={"how": RELEASED_ONLY},
+        choices={"how": ways},
     )
 
 
@@ -74,6 +92,130 @@ def blockclaims(
             "growth": {(): growth},
             "pool": {(): pool},
         },
+    )
+
+
+def admission(
+    requests: int = 2,
+    sizes: tuple[int, ...] = (1,),
+    usable: int = 2,
+    defer_limit: int = 1,
+    needs: tuple[int, ...] = (0, 1, 2),
+    growth: tuple[int, ...] = (0, 1),
+) -> Instance:
+    """The first request is ours.  A claim for each entry of `sizes`, in blocks; requests come
+    with a need out of `needs`, and may grow by as much as `growth` says."""
+    return Instance(
+        ADMISSION,
+        {"Request": requests, "Claim": len(sizes)},
+        rigid={
+            "ours": {(i,): int(i == 0) for i in range(requests)},
+            "usable": {(): usable},
+            "defer_limit": {(): defer_limit},
+            "size": {(i,): size for i, size in enumerate(sizes)},
+        },
+        # No request ever needs more: the limit tells the engines so, and cuts nothing off.
+        limits={"need": max(needs, default=0) + max(growth, default=0)},
+        choices={"n": needs, "k": growth},
+    )
+
+
+def groups(
+    blocks: int = 3,
+    sizes: tuple[int, ...] = (2, 1),
+    windows: tuple[int, ...] = (0, 1),
+    tokens: int = 2,
+    requests: int = 1,
+    hard: tuple[int, ...] = (),
+) -> Instance:
+    """A group for each entry of `sizes`, in tokens a block; its window in tokens, 0 for full
+    attention.  Every request has the same prompt of `tokens`; a claim for each entry of `hard`
+    speaks of the blocks of all groups that a hit of the whole prompt needs."""
+    keys = [(g, end) for g, size in enumerate(sizes) for end in range(size, tokens + 1, size)]
+    read = [not windows[g] or end + windows[g] > tokens for g, end in keys]
+    return Instance(
+        GROUPS,
+        {
+            "Group": len(sizes),
+            "Key": len(keys),
+            "Block": blocks,
+            "Request": requests,
+            "Claim": len(hard),
+        },
+        numbers=range(max(tokens, len(keys)) + 1),
+        rigid={
+            "full": {(g,): int(not window) for g, window in enumerate(windows)},
+            "size": {(g,): size for g, size in enumerate(sizes)},
+            "window": {(g,): window for g, window in enumerate(windows)},
+            "of": {
+                (i, g): int(g == own) for i, (own, _) in enumerate(keys) for g in range(len(sizes))
+            },
+            "upto": {(i,): end for i, (_, end) in enumerate(keys)},
+            "wants": {(r, i): 1 for r in range(requests) for i in range(len(keys))},
+            "speaks": {(c, i): int(r) for c in range(len(hard)) for i, r in enumerate(read)},
+            "hard": {(c,): flag for c, flag in enumerate(hard)},
+        },
+    )
+
+
+def arbitration(
+    usable: int = 6,
+    need: int = 3,
+    holds: int = 0,
+    covers: tuple[int, ...] = (1, 2),
+    shared: int = 1,
+    spare: tuple[int, ...] = (0, 1),
+    loans: tuple[int, ...] = (1, 1),
+) -> Instance:
+    """A claim for each entry of `covers`: its blocks, of which the first `shared` are the same
+    for all; `spare` of its reserve, and `loans` drawn by the request for contents that are the
+    same for all.  The request holds the first `holds` blocks."""
+    covered = {
+        (c, block)
+        for c, many in enumerate(covers)
+        for block in [
+            *range(min(shared, many)),
+            *(shared + sum(covers[:c]) + i for i in range(many)),
+        ]
+    }
+    blocks = max([holds - 1, *(block for _, block in covered)], default=-1) + 1
+    drawn = [(c, x) for c, many in enumerate(loans) for x in range(many)]
+    return Instance(
+        ARBITRATION,
+        {
+            "Block": blocks,
+            "Claim": len(covers),
+            "Loan": len(drawn),
+            "Content": max(loans, default=0),
+        },
+        rigid={
+            "usable": {(): usable},
+            "need": {(): need},
+            "holds": {(block,): int(block < holds) for block in range(blocks)},
+            "covered": {
+                (c, block): int((c, block) in covered)
+                for c in range(len(covers))
+                for block in range(blocks)
+            },
+            "promised": {(c,): many for c, many in enumerate(spare)},
+            "lent_by": {
+                (i, c): int(c == own)
+                for i, (own, _) in enumerate(drawn)
+                for c in range(len(covers))
+            },
+            "pays_for": {
+                (i, x): int(x == own)
+                for i, (_, own) in enumerate(drawn)
+                for x in range(max(loans, default=0))
+            },
+        },
+    )
+
+
+def feasible(usable: int = 3) -> Instance:
+    """Needs range up to one block more than the pool has."""
+    return Instance(
+        FEASIBLE, {}, numbers=range(usable + 2), rigid={"usable": {(): usable}}
     )
 
 
@@ -153,25 +295,49 @@ def trace(
 
 PINNED: Final[dict[str, Callable[[], Instance]]] = {
     "claims": claims,
+    "claims/two": lambda: claims(claims=2, generations=1, duration=1, hard=(1, 0)),
     "pool": pool,
     "pool/soft": lambda: pool(hard=(1, 0)),
     "pool/requests": lambda: pool(hard=(1,), admit_reuse=(1, 0)),
     "pool/keys": lambda: pool(hard=(1,), keys=2),
     "pool/soft-keys": lambda: pool(hard=(0,), keys=2),
     "pool/soft-copies": lambda: pool(hard=(0,), admit_reuse=(1, 1)),
+    "pool/ways": lambda: pool(blocks=1, hard=(1,), ways=(0, 1, 2)),
     "blockclaims": blockclaims,
+    "admission": admission,
+    "admission/claims": lambda: admission(
+        requests=1, sizes=(1, 1), defer_limit=2, needs=(1, 2, 3), growth=(0,)
+    ),
+    "admission/congestion": lambda: admission(requests=3, sizes=(), needs=(1, 2), growth=(0,)),
+    "admission/growth": lambda: admission(requests=3, sizes=(), usable=3, needs=(1,)),
+    "admission/sizes": lambda: admission(requests=1, sizes=(1, 2), usable=3, needs=(1,)),
+    "groups": groups,
+    "groups/claims": lambda: groups(blocks=2, sizes=(1, 1), tokens=1, hard=(1,)),
+    "groups/soft": lambda: groups(blocks=2, sizes=(1, 1), tokens=1, hard=(0,)),
+    "groups/requests": lambda: groups(blocks=2, sizes=(1,), windows=(0,), tokens=1, requests=2),
+    "groups/two-claims": lambda: groups(blocks=1, sizes=(1,), windows=(0,), tokens=1, hard=(1, 1)),
+    "arbitration": arbitration,
+    "arbitration/holds": lambda: arbitration(
+        usable=3, need=2, holds=1, covers=(1, 1), shared=1, loans=(2, 1)
+    ),
+    "feasible": feasible,
     "written": written,
     "written/keys": lambda: written(keys=2, claims=0),
     "written/blocks": lambda: written(blocks=2, soft=(0,)),
+    "written/claims": lambda: written(keys=2, soft=(0,)),
     "owners": owners,
     "owners/quota": lambda: owners(owners=1, owned_by=(0, 0), hard=(1, 1), cap=2, blocks=2),
     "owners/cap": lambda: owners(owners=2, owned_by=(0, 1), hard=(1, 1), versions=1),
     "owners/soft": lambda: owners(owners=2, hard=(0,), cap=0),
+    "owners/mixed": lambda: owners(owners=1, owned_by=(0, 0), hard=(1, 0), cap=0, versions=1),
     "tiers": tiers,
     "tiers/claims": lambda: tiers(claims=2, tiers=1),
     "elastic": elastic,
     "elastic/blocks": lambda: elastic(layers=2, lent=(1, 1)),
     "elastic/claims": lambda: elastic(layers=1, lent=(0, 1), jobs=0, claims=1),
+    "elastic/jobs": lambda: elastic(layers=1, lent=(0, 1), claims=1),
+    "elastic/promises": lambda: elastic(layers=1, lent=(0,), jobs=0, claims=2),
+    "elastic/null": lambda: elastic(layers=1, lent=(), jobs=0, claims=1),
     "trace": trace,
     "trace/facts": lambda: trace(facts=2, events=2),
     "trace/clock": lambda: trace(events=2, meetings=1, clock=1),
@@ -179,9 +345,38 @@ PINNED: Final[dict[str, Callable[[], Instance]]] = {
 }
 """The instances that every run covers; together they fire every action of every machine."""
 
+def _seen_as(refinement: Refinement, name: str) -> Instance:
+    """A pinned instance, explored for what a refinement asks of each step."""
+    return replace(PINNED[name](), machine=refinement.machine)
+
+
+REFINED: Final[dict[str, Callable[[], Instance]]] = {
+    name.replace("pool", refinement.name, 1): partial(_seen_as, refinement, name)
+    for refinement in (POOL_CLAIMS, POOL_FEASIBLE)
+    for name in PINNED
+    if name.split("/")[0] == "pool"
+}
+"""Every pinned instance of the pool, seen as the machines that the pool refines."""
+
+KNOWN: Final = PINNED | SLICES | REFINED
+"""All that is explored."""
+
 _BUILDERS: Final[dict[str, Callable[..., Instance]]] = {
     function.__name__: function
-    for function in (claims, pool, blockclaims, written, owners, tiers, elastic, trace)
+    for function in (
+        claims,
+        pool,
+        admission,
+        written,
+        owners,
+        tiers,
+        elastic,
+        trace,
+        blockclaims,
+        groups,
+        arbitration,
+        feasible,
+    )
 }
 
 
@@ -190,10 +385,10 @@ def instance(name: str, settings: Mapping[str, str]) -> Instance:
 
     Raises BadOperation for an unknown instance or setting, and for negative sizes.
     """
-    if name not in PINNED:
-        raise BadOperation(f"unknown machine {name!r} (known: {', '.join(PINNED)})")
+    if name not in KNOWN:
+        raise BadOperation(f"unknown machine {name!r} (known: {', '.join(KNOWN)})")
     if not settings:
-        return PINNED[name]()
+        return KNOWN[name]()
     if name not in _BUILDERS:
         whole = name.split("/", maxsplit=1)[0]
         raise BadOperation(f"{name} takes no settings; set them on {whole}")

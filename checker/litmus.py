@@ -15,7 +15,7 @@ from typing import Any, Final
 from kvclaims.checker.audit import Fold, read_runs
 from kvclaims.checker.engines import first_line
 from kvclaims.checker.monitor import Monitor
-from kvclaims.checker.programs import Case, Lowering, Program, builtin
+from kvclaims.checker.programs import FIELD_RULES, Case, Lowering, Program, builtin
 from kvclaims.checker.verdicts import Progress, Violation, counted, worst
 from kvclaims.checker.watching import introduce, watch
 from kvclaims.spec.content import content_ids, tokens_of
@@ -24,12 +24,13 @@ from kvclaims.spec.interface import (
     Engine,
     EngineInfo,
     EngineMissing,
+    Feature,
     NotExposed,
     Observation,
     PoolConfig,
     Runtime,
 )
-from kvclaims.spec.operations import NoProgress, Operation, perform
+from kvclaims.spec.operations import NoProgress, Operation, needs, perform
 from kvclaims.spec.telemetry import Event, TraceError
 from kvclaims.spec.vocabulary import Phase, Verdict
 
@@ -261,6 +262,7 @@ class _Run:
         run_id = "-".join(filter(None, (self.program.id, self.case.name.replace("/", "-"))))
         number, doing = 0, "opening the pool"
         try:
+            self._check_features()
             runtime = self._open(config, run_id)
             try:
                 self._watch(runtime)
@@ -283,6 +285,13 @@ class _Run:
             yield Violation("B9", f"{doing} was turned down: {first_line(error)}")
         except Exception as error:  # noqa: BLE001 - a crash of the engine under test is a finding
             yield Violation("B9", f"{doing} raised {type(error).__name__}: {first_line(error)}")
+
+    def _check_features(self) -> None:
+        """Raises `NotExposed` where the program asks for what the engine does not have."""
+        has: frozenset[Feature] = frozenset(getattr(self.engine, "features", ()))
+        lacks = sorted(set().union(*(needs(o) for o in self.case.operations)) - has)
+        if lacks:
+            raise NotExposed(f"the engine has no {', '.join(lacks)}")
 
     def _watch(self, runtime: Runtime) -> None:
         try:
@@ -375,7 +384,7 @@ class _Run:
         for name, wanted in self.case.expect.items():
             got = self.observed.get(name)
             if got not in (wanted, NOT_EXPOSED):
-                yield Violation(self.program.rules[0], f"{name} is {got}, expected {wanted}")
+                yield Violation(FIELD_RULES[name], f"{name} is {got}, expected {wanted}")
 
     def _count(self, fold: Fold) -> None:
         self.observed |= {name: fold.counts.get(kind, 0) for name, kind in _EVENT_COUNTS.items()}

@@ -297,6 +297,7 @@ class _Ghosts:
         - with no negative summand (witness `w`), a sum is at least zero, at least each summand,
           and at least the sum of two summands of different elements;
         - a sum that is not zero has a summand that is not zero;
+        - a sum that a step makes larger (smaller) has a summand that it makes larger (smaller);
         - where one summand is pointwise the sum of others, so are the totals (`Partition`).
         """
         for ghost in list(self._by_key.values()):
@@ -335,6 +336,24 @@ class _Ghosts:
             z3.Or(first == second, value >= body(first) + body(second), negative),
         )
         yield _forall(places, z3.Or(value == 0, nonzero))
+        yield from self._compared(ghost, side, env, value)
+
+    def _compared(
+        self, ghost: _Ghost, side: Side, env: Env, value: z3.ExprRef
+    ) -> Iterator[z3.ExprRef]:
+        """A sum that a step moves at places it does not name grows only if some summand does,
+        and falls only if some summand does."""
+        places = tuple(env.values())
+        if side == BEFORE or side.name == "initially" or self._moves_only_at_points(ghost, side):
+            return
+        before = self._value(ghost, places, BEFORE)
+        for kind, less in (("grows", lambda a, b: a < b), ("falls", lambda a, b: a > b)):
+            name = f"{kind}{ghost.number}_{side.label}"
+            domain = tuple(v.sort for v in ghost.free)
+            witness = self.logic.declare(name, domain, ghost.var.sort)(*places)
+            here = {**env, ghost.var: witness}
+            old, now = (self.logic.term(ghost.body, here, s) for s in (BEFORE, side))
+            yield _forall(places, z3.Or(z3.Not(less(before, value)), less(old, now)))
 
 
 def totals(machine: Machine) -> Iterator[Bind]:

@@ -4,14 +4,15 @@ A state is one number, its slots' values in mixed radix; a step adds to it.  The
 as LLVM's own text, not as Python for Numba to translate: the same successor function takes 20 s
 to compile that way (75 s for a pool), and a fraction of a second this way.
 
-Two functions are made.  `expand` takes the states of a level in turn: it reads the digits,
-checks the invariants, evaluates every guard without branching and writes the successors'
-numbers into a small buffer; after some states it moves those that were not seen yet to the next
-level.  `find` looks for the first state that has a given successor.
+`expand` takes the states of a level in turn: it reads the digits, checks the invariants,
+evaluates every guard without branching and writes the successors' numbers into a small buffer;
+after some states it moves those that were not seen yet to the next level.  `find` looks for the
+first state that has a given successor, `absorb` takes states that come from elsewhere.
 
 What needs a closer look is not decided here: a state that breaks an invariant goes to `broken`
-and is not expanded; one with a step that leaves a domain or breaks a property of steps goes to
-`events`.  `checker.native` then asks `checker.finite` what happened.
+and is not expanded; one with a step that leaves a domain or breaks a property of steps, also
+one that changes nothing, goes to `events`.  `checker.native` then asks `checker.finite` what
+happened.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from typing import Any, Final
 import llvmlite.binding as llvm
 
 from kvclaims.checker.grounded import Grounded, Node, Slot, Value
+from kvclaims.checker.symmetry import Symmetry
+from kvclaims.checker.symmetrycode import functions
+from kvclaims.checker.visitedcode import REHASH, insert
 
-CONTROL: Final = ("found", "limit", "mask", "shift", "events", "broken")
+CONTROL: Final = ("found", "limit", "mask", "shift", "events", "broken", "whole")
 """The fields of the array that `expand` reads and writes: states in the next level and how many
-it may hold, for a hash table its size less one and 64 less its bits, states noted so far."""
+it may hold, for a hash table its size less one and 64 less its bits, states noted so far, and
+under symmetry how many states the expanded ones stand for."""
 
-_HASH: Final = -7046029254386353131
-"""2^64 divided by the golden ratio: multiplication spreads neighbours over the table."""
-
-EMPTY: Final = -1
 _GROUP: Final = 8
 
 
@@ -59,12 +60,14 @@ class Layout:
         return tuple(slot.lo + code // stride % slot.size for slot, stride in pairs)
 
 
-def layout(slots: Sequence[Slot]) -> Layout:
-    """Domains of 2, 4, 8 … values come lowest: their digits are cut out by shifts."""
-    order = sorted(range(len(slots)), key=lambda i: slots[i].size.bit_count() != 1)
+def layout(slots: Sequence[Slot], symmetry: Symmetry | None = None) -> Layout:
+    """Domains of 2, 4, 8 … values come lowest: their digits are cut out by shifts.  What
+    `symmetry` sorts comes last, column by column."""
+    columns = [i for group in symmetry.inner for c in group for i in c] if symmetry else []
+    others = (i for i in range(len(slots)) if i not in columns)
     strides = [1] * len(slots)
     space = 1
-    for i in order:
+    for i in [*sorted(others, key=lambda i: slots[i].size.bit_count() != 1), *columns]:
         strides[i] = space
         space *= slots[i].size
     return Layout(tuple(slots), tuple(strides), space)
@@ -75,13 +78,29 @@ def batch(grounded: Grounded) -> int:
     return max(4, min(64, 2048 // max(len(grounded.steps), 1)))
 
 
+@dataclass(frozen=True)
+class Build:
+    """Which code is wanted: with what set of visited states (`visitedcode`), whether rules are
+    checked, whether threads share the set, and which states count as the same."""
+
+    visited: str
+    checked: bool = True
+    shared: bool = False
+    symmetry: Symmetry | None = None
+
+
+def text(grounded: Grounded, where: Layout, build: Build) -> str:
+    """The code of `expand`: all that a search does."""
+    writer = _Writer(grounded, where, build)
+    return "\n".join(writer.module(writer.expand()))
+
+
 class Kernel:
     """The compiled functions of one instance."""
 
-    def __init__(self, grounded: Grounded, where: Layout, dense: bool, checked: bool) -> None:
-        self._writer = _Writer(grounded, where, dense, checked)
-        self.text = "\n".join(self._writer.expand())
-        self._engine = _compile(self.text)
+    def __init__(self, grounded: Grounded, where: Layout, build: Build) -> None:
+        self._writer = _Writer(grounded, where, build)
+        self._engine = _compile(text(grounded, where, build))
         address = self._engine.get_function_address
         span = [ctypes.c_int64, ctypes.c_int64]
         pointer = ctypes.c_void_p
@@ -95,10 +114,20 @@ class Kernel:
     @cached_property
     def find(self) -> Callable[[int, int, int, int], int]:
         """Compiled where a run is to be shown."""
-        self._finder = _compile("\n".join(self._writer.find()))
+        self._finder = _compile("\n".join(self._writer.module(self._writer.find())))
         span = [ctypes.c_int64, ctypes.c_int64]
         return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, *span, ctypes.c_int64)(
             self._finder.get_function_address("find")
+        )
+
+    @cached_property
+    def absorb(self) -> Callable[[int, int, int, int, int], int]:
+        """Compiled where states come from elsewhere: those not seen yet go to the next level.
+        What is absorbed is overwritten."""
+        self._absorber = _compile("\n".join(self._writer.module(self._writer.absorb())))
+        pointer = ctypes.c_void_p
+        return ctypes.CFUNCTYPE(ctypes.c_int64, pointer, ctypes.c_int64, pointer, pointer, pointer)(
+            self._absorber.get_function_address("absorb")
         )
 
 
@@ -244,19 +273,21 @@ def _span(first: int, last: int) -> int:
 
 
 class _Writer:
-    def __init__(self, grounded: Grounded, where: Layout, dense: bool, checked: bool) -> None:
+    def __init__(self, grounded: Grounded, where: Layout, build: Build) -> None:
         self.grounded = grounded
         self.where = where
-        self.dense = dense
-        self.checked = checked
+        self.build = build
+        self.checked = build.checked
         self.type = "i64" if where.wide else "i32"
         self.width = max(len(grounded.steps), 1)
         self.actions = [action.name for action in grounded.instance.machine.actions]
 
-    def expand(self) -> Iterator[str]:
-        yield from self._expand()
-        yield from _REHASH.splitlines()
+    def module(self, function: Iterator[str]) -> Iterator[str]:
+        yield from function
         yield "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
+        if self.build.symmetry:
+            sizes = [slot.size for slot in self.where.slots]
+            yield from functions(self.build.symmetry, sizes, self.where.strides, self.type)
 
     # -- the part that both functions share
 
@@ -280,8 +311,11 @@ class _Writer:
         code.lines = []
         yield f"br i1 {sound}, label %whole, label %unsound"
         yield "whole:"
+        weight = self._weight(code) if count else ""
         fired: dict[str, list[str]] = {}
         suspicious: list[str] = []
+        if self.checked and self.grounded.idle != 1:
+            suspicious.append(code.let(f"xor i1 {code.truth(self.grounded.idle)}, true"))
         base, fresh = "%n", "0"
         for number, step in enumerate(self.grounded.steps):
             guard = code.truth(step.guard)
@@ -302,7 +336,7 @@ class _Writer:
             more = code.let(f"zext i1 {taken} to i64")
             fresh = code.let(f"add i64 {fresh}, {more}")
         if count:
-            self._count(code, fired)
+            self._count(code, fired, weight)
         odd = "false"
         for part in suspicious:
             odd = code.let(f"or i1 {odd}, {part}")
@@ -313,31 +347,41 @@ class _Writer:
     def _conditions(self, inside: Value, kept: Value) -> tuple[Value, Value]:
         return inside, (kept if self.checked else 1)
 
-    def _count(self, code: _Expressions, fired: dict[str, list[str]]) -> None:
+    def _weight(self, code: _Expressions) -> str:
+        """How many states this one stands for, empty where each counts as itself."""
+        if not self.build.symmetry:
+            return ""
+        weight = code.let(f"call i64 @orbit({self.type} %code)")
+        before = code.let("load i64, ptr %p_whole")
+        code.lines.append(f"store i64 {code.let(f'add i64 {before}, {weight}')}, ptr %p_whole")
+        return weight
+
+    def _count(self, code: _Expressions, fired: dict[str, list[str]], weight: str) -> None:
         for name, guards in fired.items():
             total = "0"
             for guard in guards:
                 one = code.let(f"zext i1 {guard} to i64")
                 total = code.let(f"add i64 {total}, {one}")
+            if weight:
+                total = code.let(f"mul i64 {total}, {weight}")
             place = code.let(f"getelementptr i64, ptr %fired, i64 {self.actions.index(name)}")
             before = code.let(f"load i64, ptr {place}")
             after = code.let(f"add i64 {before}, {total}")
             code.lines.append(f"store i64 {after}, ptr {place}")
 
-    # -- the two functions
+    # -- the functions
 
-    def _expand(self) -> Iterator[str]:
+    def expand(self) -> Iterator[str]:
         kind = self.type
+        seen = "ptr %seen" if self.build.shared else "ptr noalias %seen"
         yield (
-            "define i64 @expand(ptr noalias %front, i64 %from, i64 %to, ptr noalias %seen, "
+            f"define i64 @expand(ptr noalias %front, i64 %from, i64 %to, {seen}, "
             "ptr noalias %next, ptr noalias %control, ptr noalias %fired, ptr noalias %events, "
             "ptr noalias %broken) {"
         )
         yield "entry:"
         yield f"%buffer = alloca [{batch(self.grounded) * self.width} x {kind}], align 64"
-        for place, name in enumerate(CONTROL):
-            yield f"%p_{name} = getelementptr i64, ptr %control, i64 {place}"
-            yield f"%c_{name} = load i64, ptr %p_{name}"
+        yield from _controls()
         yield "br label %head"
         yield "head:"
         yield "%k = phi i64 [%from, %entry], [%k1, %moved]"
@@ -371,8 +415,13 @@ class _Writer:
         yield "br i1 %again_k, label %body, label %filled"
         yield "filled:"
         yield "%any = icmp ne i64 %n_out, 0"
-        yield "br i1 %any, label %sift, label %moved"
-        yield from self._insert_dense() if self.dense else self._insert_hashed()
+        first = "rename" if self.build.symmetry else "sift"
+        yield f"br i1 %any, label %{first}, label %moved"
+        if self.build.symmetry:
+            yield from self._rename()
+        came = "renamed" if self.build.symmetry else "filled"
+        yield from insert(self.build.visited, kind, came, self.build.shared)
+        yield "br label %moved"
         yield "moved:"
         yield "%m_out = phi i64 [%m, %filled], [%m1, %inserted]"
         yield "br label %head"
@@ -380,102 +429,41 @@ class _Writer:
         yield "store i64 %m, ptr %p_found"
         yield "ret i64 %k"
         yield "}"
+        yield from REHASH.splitlines()
 
-    def _bit(self, name: str, code: str) -> Iterator[str]:
-        """The word of the bitmap that a state's bit is in, and the bit."""
+    def _rename(self) -> Iterator[str]:
+        """Every successor becomes the representative of its orbit."""
         kind = self.type
-        yield f"%word_{name} = lshr {kind} {code}, {6 if self.where.wide else 5}"
-        yield f"%place_{name} = and {kind} {code}, {63 if self.where.wide else 31}"
-        yield f"%bit_{name} = shl {kind} 1, %place_{name}"
-        yield f"%p_{name} = getelementptr {kind}, ptr %seen, {kind} %word_{name}"
-        yield f"%w_{name} = load {kind}, ptr %p_{name}"
+        yield "rename:"
+        yield "%jr = phi i64 [0, %filled], [%jr1, %rename]"
+        yield f"%p_r = getelementptr {kind}, ptr %buffer, i64 %jr"
+        yield f"%tr = load {kind}, ptr %p_r"
+        yield f"%least = call {kind} @representative({kind} %tr)"
+        yield f"store {kind} %least, ptr %p_r"
+        yield "%jr1 = add i64 %jr, 1"
+        yield "%again_r = icmp slt i64 %jr1, %n_out"
+        yield "br i1 %again_r, label %rename, label %renamed"
+        yield "renamed:"
+        yield "br label %sift"
 
-    def _insert_dense(self) -> Iterator[str]:
-        """First leave out what was seen, reading only; then mark the rest, twins among it."""
-        kind = self.type
-        yield "sift:"
-        yield "%js = phi i64 [0, %filled], [%js1, %sift]"
-        yield "%c = phi i64 [0, %filled], [%c1, %sift]"
-        yield f"%p_any = getelementptr {kind}, ptr %buffer, i64 %js"
-        yield f"%ts = load {kind}, ptr %p_any"
-        yield from self._bit("s", "%ts")
-        yield f"%p_c = getelementptr {kind}, ptr %buffer, i64 %c"
-        yield f"store {kind} %ts, ptr %p_c"
-        yield f"%known_s = and {kind} %w_s, %bit_s"
-        yield f"%unseen = icmp eq {kind} %known_s, 0"
-        yield "%unseen64 = zext i1 %unseen to i64"
-        yield "%c1 = add i64 %c, %unseen64"
-        yield "%js1 = add i64 %js, 1"
-        yield "%again_s = icmp slt i64 %js1, %n_out"
-        yield "br i1 %again_s, label %sift, label %sifted"
-        yield "sifted:"
-        yield "br label %each"
-        yield "each:"
-        yield "%j = phi i64 [0, %sifted], [%j1, %put]"
-        yield "%m1 = phi i64 [%m, %sifted], [%m2, %put]"
-        yield "%again = icmp slt i64 %j, %c1"
-        yield "br i1 %again, label %put, label %inserted"
-        yield "put:"
-        yield f"%p_fresh = getelementptr {kind}, ptr %buffer, i64 %j"
-        yield f"%t = load {kind}, ptr %p_fresh"
-        yield from self._bit("t", "%t")
-        yield f"%w1 = or {kind} %w_t, %bit_t"
-        yield f"store {kind} %w1, ptr %p_t"
-        yield f"%p_n = getelementptr {kind}, ptr %next, i64 %m1"
-        yield f"store {kind} %t, ptr %p_n"
-        yield f"%new = icmp ne {kind} %w_t, %w1"
-        yield "%new64 = zext i1 %new to i64"
-        yield "%m2 = add i64 %m1, %new64"
-        yield "%j1 = add i64 %j, 1"
-        yield "br label %each"
-        yield "inserted:"
+    def absorb(self) -> Iterator[str]:
+        yield (
+            "define i64 @absorb(ptr noalias %buffer, i64 %n_out, ptr noalias %seen, "
+            "ptr noalias %next, ptr noalias %control) {"
+        )
+        yield "entry:"
+        yield from _controls()
+        yield "%m = add i64 %c_found, 0"
+        yield "%any = icmp ne i64 %n_out, 0"
+        yield "br i1 %any, label %filled, label %moved"
+        yield "filled:"
+        yield "br label %sift"
+        yield from insert(self.build.visited, self.type, "filled", shared=False)
         yield "br label %moved"
-
-    def _insert_hashed(self) -> Iterator[str]:
-        """First ask the memory for every place in the table, then go there."""
-        kind = self.type
-        yield "sift:"
-        yield "%js = phi i64 [0, %filled], [%js1, %sift]"
-        yield f"%p_ts = getelementptr {kind}, ptr %buffer, i64 %js"
-        yield f"%ts = load {kind}, ptr %p_ts"
-        yield from _hash("s", "%ts", kind)
-        yield "call void @llvm.prefetch.p0(ptr %p_slot_s, i32 1, i32 3, i32 1)"
-        yield "%js1 = add i64 %js, 1"
-        yield "%again_s = icmp slt i64 %js1, %n_out"
-        yield "br i1 %again_s, label %sift, label %each"
-        yield "each:"
-        yield "%j = phi i64 [0, %sift], [%j1, %kept]"
-        yield "%mi = phi i64 [%m, %sift], [%m1, %kept]"
-        yield f"%p_t = getelementptr {kind}, ptr %buffer, i64 %j"
-        yield f"%t = load {kind}, ptr %p_t"
-        yield from _hash("t", "%t", kind)
-        yield "br label %probe"
-        yield "probe:"
-        yield "%h = phi i64 [%home_t, %each], [%h1, %onward]"
-        yield "%p_h = getelementptr i64, ptr %seen, i64 %h"
-        yield "%held = load i64, ptr %p_h"
-        yield "%same = icmp eq i64 %held, %key_t"
-        yield "br i1 %same, label %kept, label %other"
-        yield "other:"
-        yield f"%empty = icmp eq i64 %held, {EMPTY}"
-        yield "br i1 %empty, label %put, label %onward"
-        yield "onward:"
-        yield "%h0 = add i64 %h, 1"
-        yield "%h1 = and i64 %h0, %c_mask"
-        yield "br label %probe"
-        yield "put:"
-        yield "store i64 %key_t, ptr %p_h"
-        yield f"%p_n = getelementptr {kind}, ptr %next, i64 %mi"
-        yield f"store {kind} %t, ptr %p_n"
-        yield "%mp = add i64 %mi, 1"
-        yield "br label %kept"
-        yield "kept:"
-        yield "%m1 = phi i64 [%mi, %probe], [%mp, %put]"
-        yield "%j1 = add i64 %j, 1"
-        yield "%again = icmp slt i64 %j1, %n_out"
-        yield "br i1 %again, label %each, label %inserted"
-        yield "inserted:"
-        yield "br label %moved"
+        yield "moved:"
+        yield "%m_out = phi i64 [%m, %entry], [%m1, %inserted]"
+        yield "ret i64 %m_out"
+        yield "}"
 
     def find(self) -> Iterator[str]:
         kind = self.type
@@ -502,7 +490,11 @@ class _Writer:
         yield "br i1 %left, label %compare, label %latch"
         yield "compare:"
         yield f"%p_t = getelementptr {kind}, ptr %buffer, i64 %j"
-        yield f"%t = load {kind}, ptr %p_t"
+        if self.build.symmetry:
+            yield f"%tr = load {kind}, ptr %p_t"
+            yield f"%t = call {kind} @representative({kind} %tr)"
+        else:
+            yield f"%t = load {kind}, ptr %p_t"
         yield f"%hit = icmp eq {kind} %t, %wanted"
         yield "%j1 = add i64 %j, 1"
         yield "br i1 %hit, label %present, label %look"
@@ -518,6 +510,12 @@ class _Writer:
         yield "}"
 
 
+def _controls() -> Iterator[str]:
+    for place, name in enumerate(CONTROL):
+        yield f"%p_{name} = getelementptr i64, ptr %control, i64 {place}"
+        yield f"%c_{name} = load i64, ptr %p_{name}"
+
+
 def _note(prefix: str, array: str, kind: str) -> Iterator[str]:
     """Keep the state for a closer look; a call notes each state once at most."""
     yield f"%{prefix}_n = load i64, ptr %p_{array}"
@@ -525,50 +523,3 @@ def _note(prefix: str, array: str, kind: str) -> Iterator[str]:
     yield f"store {kind} %code, ptr %{prefix}_p"
     yield f"%{prefix}_n1 = add i64 %{prefix}_n, 1"
     yield f"store i64 %{prefix}_n1, ptr %p_{array}"
-
-
-def _hash(name: str, code: str, kind: str) -> Iterator[str]:
-    key = f"zext i32 {code} to i64" if kind == "i32" else f"add i64 {code}, 0"
-    yield f"%key_{name} = {key}"
-    yield f"%mix_{name} = mul i64 %key_{name}, {_HASH}"
-    yield f"%home_{name} = lshr i64 %mix_{name}, %c_shift"
-    yield f"%p_slot_{name} = getelementptr i64, ptr %seen, i64 %home_{name}"
-
-
-_REHASH: Final = f"""
-define void @rehash(ptr noalias %old, i64 %size, ptr noalias %seen, i64 %c_mask, i64 %c_shift) {{
-entry:
-br label %head
-head:
-%k = phi i64 [0, %entry], [%k1, %latch]
-%more = icmp slt i64 %k, %size
-br i1 %more, label %body, label %exit
-body:
-%p = getelementptr i64, ptr %old, i64 %k
-%key = load i64, ptr %p
-%unused = icmp eq i64 %key, {EMPTY}
-br i1 %unused, label %latch, label %start
-start:
-%mix = mul i64 %key, {_HASH}
-%home = lshr i64 %mix, %c_shift
-br label %probe
-probe:
-%h = phi i64 [%home, %start], [%h1, %onward]
-%p_h = getelementptr i64, ptr %seen, i64 %h
-%held = load i64, ptr %p_h
-%empty = icmp eq i64 %held, {EMPTY}
-br i1 %empty, label %put, label %onward
-onward:
-%h0 = add i64 %h, 1
-%h1 = and i64 %h0, %c_mask
-br label %probe
-put:
-store i64 %key, ptr %p_h
-br label %latch
-latch:
-%k1 = add i64 %k, 1
-br label %head
-exit:
-ret void
-}}
-"""

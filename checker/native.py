@@ -7,41 +7,63 @@ of steps on the way; what the machine code finds suspicious is judged by `checke
 that both engines mean the same.  No parents are stored: the run that breaks a rule is found by
 a second search that keeps its levels.
 
+A level is cut into chunks.  With several threads each takes chunks until none is left, marks
+states in the one set that all share, and collects what it found in a list of its own; which
+thread finds a state is left to chance, which states a level has is not.
+
 A value that leaves its slot's domain without breaking a rule stops the search with an error.
-An interrupt leaves a checkpoint where one was asked for, and `resume` goes on from there.
+An interrupt, and memory that runs out, leave a checkpoint where one was asked for.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import numpy as np
 
+from kvclaims.checker import checkpoint as checkpoints
 from kvclaims.checker.explore import Counterexample, ExploreReport
 from kvclaims.checker.finite import Compiled, Instance, State, compile_instance
 from kvclaims.checker.grounded import Grounded, Slot, ground, inside
-from kvclaims.checker.machinecode import CONTROL, EMPTY, Kernel, Layout, batch, layout
+from kvclaims.checker.machinecode import CONTROL, Build, Kernel, Layout, batch, layout, text
+from kvclaims.checker.symmetry import Symmetry, symmetry
 from kvclaims.checker.verdicts import Progress
+from kvclaims.checker.visitedcode import EMPTY
 from kvclaims.spec.interface import BadOperation
 
 ENGINE: Final = "explicit, native (LLVM)"
 BUDGET: Final = 8 << 30
-"""Bytes that a search may take unless told otherwise."""
+"""Bytes that a search may take unless told otherwise, or what the machine has left."""
+
+JOBS: Final = min(os.cpu_count() or 1, 8)
+"""Threads of a search that is not told how many."""
 
 _DENSE: Final = 1 << 27
 """Up to this many bytes the bitmap of the whole product is preferred to a hash table."""
 
-_CHUNK: Final = 1 << 17
-"""States expanded by one call: between two calls an interrupt is heard."""
+CHUNK: Final = 1 << 17
+"""States expanded by one call at most: between two rounds of calls an interrupt is heard."""
+
+_ROUND: Final = 4
+"""Chunks for each thread in a round: one that is slow leaves the others something to take."""
+
+_ALONE: Final = 1 << 12
+"""A level of so many states is not worth waking threads for."""
 
 _FIRST_TABLE: Final = 1 << 15
-_FOUND, _LIMIT, _MASK, _SHIFT, _EVENTS, _BROKEN = range(len(CONTROL))
+_FOUND, _LIMIT, _MASK, _SHIFT, _EVENTS, _BROKEN, _WHOLE = range(len(CONTROL))
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -52,6 +74,10 @@ class LeftDomain(BadOperation):
 
 class TooLarge(BadOperation):
     """The search would need more memory than it was given."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The search was interrupted; the message says how it goes on."""
 
 
 @dataclass(frozen=True)
@@ -78,40 +104,89 @@ class Plan:
         each = 2 * self.state_bytes
         if self.visited == "bitmap":
             return min(self.space, (self.budget - self.visited_bytes) // each)
-        return self.budget // (each + 8 * 4)
+        return min(self.space, self.budget // (each + 8 * 4))
+
+    @property
+    def most_bytes(self) -> int:
+        """What the search takes if every state of the product is reached."""
+        each = 2 * self.state_bytes + (0 if self.visited == "bitmap" else 8 * 4)
+        return self.space * each + (self.visited_bytes if self.visited == "bitmap" else 0)
 
     def lines(self) -> Iterator[str]:
         yield (
             f"{self.machine}: {len(self.slots)} slots, {self.space:,} states in the product of "
             f"their domains ({self.bits} bits)"
         )
-        yield (
-            f"  visited: {self.visited}, {self.visited_bytes:,} bytes at the start; "
-            f"{self.state_bytes} bytes for each state of a level; "
-            f"{self.capacity:,} states fit into {self.budget:,} bytes"
-        )
+        yield f"  {self.memory}"
         for slot in self.slots:
             yield f"  {slot.name}: {slot.lo} … {slot.hi}"
 
+    @property
+    def memory(self) -> str:
+        return (
+            f"visited: {self.visited}, {self.visited_bytes:,} bytes at the start; "
+            f"{self.state_bytes} bytes for each state of a level; at most {self.most_bytes:,} "
+            f"bytes, were all states reached; {self.capacity:,} states fit into "
+            f"{self.budget:,} bytes"
+        )
+
+
+@dataclass(frozen=True)
+class Way:
+    """How to search: whether rules are checked, within how many bytes, by how many threads,
+    with one representative for states that differ in names only, and where to leave a
+    checkpoint or go on from one.  `interrupted` is where an interrupt leaves one if no
+    `checkpoint` was asked for."""
+
+    check: bool = True
+    budget: int | None = None
+    jobs: int = 1
+    symmetric: bool = False
+    checkpoint: Path | None = None
+    interrupted: Path | None = None
+    resume: Path | None = None
+
+
+AS_USUAL: Final = Way()
+
+
+def default_budget() -> int:
+    """Three quarters of the memory that is free, at most `BUDGET`."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        # What the system keeps of files can be had too; Linux alone says how much that is.
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) << 10
+    except OSError:
+        return min(BUDGET, free * 3 // 4)
+    return min(BUDGET, free * 3 // 4)
+
 
 def plan(
-    instance: Instance, *, budget: int = BUDGET, bounds: Mapping[str, tuple[int, int]] | None = None
+    instance: Instance,
+    *,
+    budget: int | None = None,
+    bounds: Mapping[str, tuple[int, int]] | None = None,
 ) -> Plan:
     """How the instance would be explored.
 
     Raises BadOperation where a counter has no bounds and TooLarge where states do not fit into
-    63 bits.
+    63 bits, or what the search starts with does not fit into the budget.
     """
-    return _plan(instance, layout(ground(instance, bounds).slots), budget)
+    return _plan(instance, layout(ground(instance, bounds).slots), budget or default_budget())
 
 
 def _plan(instance: Instance, where: Layout, budget: int) -> Plan:
     bits = (where.space - 1).bit_length()
     if bits > 63:
-        raise TooLarge(f"{instance.machine.name}: a state takes {bits} bits, 63 are the most")
+        raise TooLarge(
+            f"{instance.machine.name}: a state takes {bits} bits, 63 are the most: make the "
+            "instance smaller, or explore it by symbolic"
+        )
     bitmap = _words(where) * (8 if where.wide else 4)
     dense = bitmap <= min(_DENSE, budget // 2)
-    return Plan(
+    found = Plan(
         instance.machine.name,
         where.slots,
         where.space,
@@ -121,6 +196,12 @@ def _plan(instance: Instance, where: Layout, budget: int) -> Plan:
         8 if where.wide else 4,
         budget,
     )
+    if found.visited_bytes > budget:
+        raise TooLarge(
+            f"{instance.machine.name}: {found.visited_bytes:,} bytes needed to start with, "
+            f"{budget:,} allowed: give more with --memory, or explore it by symbolic"
+        )
+    return found
 
 
 def _words(where: Layout) -> int:
@@ -131,99 +212,124 @@ def explore_native(
     instance: Instance,
     name: str,
     progress: Progress | None = None,
+    way: Way = AS_USUAL,
     *,
-    check: bool = True,
-    budget: int = BUDGET,
     bounds: Mapping[str, tuple[int, int]] | None = None,
-    checkpoint: Path | None = None,
 ) -> ExploreReport:
-    """Explore the instance; `check=False` only counts.
+    """Explore the instance.
 
-    Raises BadOperation (no bounds), LeftDomain and TooLarge.  KeyboardInterrupt is passed on
-    after the checkpoint was written.
+    Raises BadOperation (no bounds; a checkpoint that is none, or another's), LeftDomain,
+    TooLarge, and Interrupted after the checkpoint was written.
     """
     start = time.perf_counter()
-    search = _Search(instance, name, check, budget, bounds)
-    return search.report(progress, checkpoint, start)
+    search = Search(instance, name, way, bounds)
+    if progress:
+        progress(f"{name}: {search.plan.memory}")
+    if way.resume is not None:
+        search.load(way.resume)
+    return search.report(progress, start)
 
 
-def resume(
-    checkpoint: Path,
-    instance: Instance,
-    name: str,
-    progress: Progress | None = None,
-    *,
-    check: bool = True,
-    budget: int = BUDGET,
-    bounds: Mapping[str, tuple[int, int]] | None = None,
-) -> ExploreReport:
-    """Go on from a checkpoint of the same instance.  Raises BadOperation for another one's."""
+def searching(instance: Instance, way: Way = AS_USUAL) -> tuple[int, int, float, float, float]:
+    """States, transitions, seconds of everything, of the search alone, and the processor's
+    seconds of the search: for benchmarks."""
     start = time.perf_counter()
-    search = _Search(instance, name, check, budget, bounds)
-    search.load(checkpoint)
-    return search.report(progress, checkpoint, start)
-
-
-def searching(instance: Instance, check: bool = True) -> tuple[int, int, float, float]:
-    """States, transitions, seconds of everything and of the search alone: for benchmarks."""
-    start = time.perf_counter()
-    search = _Search(instance, instance.machine.name, check, BUDGET, None)
-    begun = time.perf_counter()
+    search = Search(instance, instance.machine.name, way, None)
+    begun, cpu = time.perf_counter(), time.process_time()
     search.run(None, None, 1 << 62)
-    end = time.perf_counter()
-    return search.totals.states, int(search.totals.fired.sum()), end - start, end - begun
+    end, spent = time.perf_counter(), time.process_time() - cpu
+    fired = int(search.totals.fired.sum())
+    return search.totals.whole, fired, end - start, end - begun, spent
 
 
 @dataclass
 class _Level:
-    """How far a search has come: states of this level, and of the next as far as found."""
+    """How far a search has come: states of this level, and which of them still wait."""
 
     front: Array
     at: int = 0
     depth: int = 0
-    found: int = 0
     sound: int = 0
     """States of this level that break no invariant."""
+    waiting: deque[tuple[int, int]] = field(default_factory=deque)
+    """Chunks before `at` that are not done."""
 
 
 @dataclass
 class _Totals:
     states: int = 0
+    whole: int = 0
+    """How many states they stand for."""
     depth: int = 0
     fired: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     broken: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     """For each broken property the first occasion: level, state, and step or −1."""
 
 
-class _Search:
+class _Hand:
+    """What one thread writes: the states that it found for the next level, and its counts."""
+
+    def __init__(self, kind: np.dtype[Any], room: int, actions: int) -> None:
+        self.control = np.zeros(len(CONTROL), np.int64)
+        self.fired = np.zeros(actions, np.int64)
+        self.events: Array = np.empty(CHUNK, kind)
+        self.broken: Array = np.empty(CHUNK, kind)
+        self.next: Array = np.empty(room, kind)
+        self.found = 0
+        self.done = self.whole = 0
+        """States expanded in this round, those that break an invariant left out, and how many
+        states they stand for."""
+        self.unsound: list[int] = []
+        self.odd: list[int] = []
+
+    def grow(self) -> None:
+        larger: Array = np.empty(2 * len(self.next), self.next.dtype)
+        larger[: self.found] = self.next[: self.found]
+        self.next = larger
+
+
+class Search:
+    """A search that can be stopped between two rounds and goes on from there."""
+
     def __init__(
         self,
         instance: Instance,
         name: str,
-        check: bool,
-        budget: int,
+        way: Way,
         bounds: Mapping[str, tuple[int, int]] | None,
     ) -> None:
         self.instance = instance
         self.name = name
-        self.check = check
-        self.budget = budget
+        self.way = way
+        self.check = way.check
+        self.budget = way.budget or default_budget()
         self.grounded: Grounded = ground(instance, bounds)
-        self.where = layout(self.grounded.slots)
-        self.plan = _plan(instance, self.where, budget)
+        self.symmetry = self._renamings() if way.symmetric else None
+        self.where = layout(self.grounded.slots, self.symmetry)
+        self.plan = _plan(instance, self.where, self.budget)
         self.dense = self.plan.visited == "bitmap"
-        self.kernel = Kernel(self.grounded, self.where, self.dense, check)
+        self.kernel = Kernel(self.grounded, self.where, self._build())
         self.kind = np.dtype(np.int64 if self.where.wide else np.int32)
         self.width = batch(self.grounded) * max(len(self.grounded.steps), 1)
         self.compiled: Compiled = compile_instance(instance)
+        self.lock = threading.Lock()
         self._restart()
 
+    def _build(self) -> Build:
+        visited = "bitmap" if self.dense else "hash"
+        return Build(visited, self.check, self.way.jobs > 1, self.symmetry)
+
+    def _renamings(self) -> Symmetry | None:
+        slots = self.grounded.slots
+        places = [(slot.symbol, slot.args) for slot in slots]
+        found = symmetry(self.instance, places, [(slot.lo, slot.hi) for slot in slots])
+        return found if found.order > 1 else None
+
     def _restart(self) -> None:
-        self.totals = _Totals(fired=np.zeros(len(self.instance.machine.actions), np.int64))
-        self.control = np.zeros(len(CONTROL), np.int64)
-        self.events = np.empty(_CHUNK, self.kind)
-        self.broken = np.empty(_CHUNK, self.kind)
-        self.next = np.empty(max(4 * self.width, 1 << 12), self.kind)
+        actions = len(self.instance.machine.actions)
+        self.totals = _Totals(fired=np.zeros(actions, np.int64))
+        room = max(4 * self.width, 1 << 12)
+        self.hands = [_Hand(self.kind, room, actions) for _ in range(self.way.jobs)]
         self.used = 0
         if self.dense:
             self.seen: Array = np.zeros(_words(self.where), self.kind)
@@ -240,13 +346,19 @@ class _Search:
     def _initial(self) -> Iterator[int]:
         for state in self.compiled.initial:
             if inside(self.where.slots, state):
-                yield self.where.encode(state)
+                yield self.where.encode(self._representative(state))
             elif not (self.check and self.compiled.broken(state)):
                 raise self._left(state, "initially")
             else:
                 # It breaks a rule and is not entered; there is no number for it.
                 for prop in self.compiled.broken(state):
                     self.totals.broken.setdefault(prop, (-1, self.compiled.initial.index(state), 0))
+
+    def _representative(self, state: State) -> State:
+        """As the machine code chooses it: the least number, not the least state."""
+        if self.symmetry is None:
+            return state
+        return self.symmetry.representative(state, self.where.encode)
 
     def _mark(self, code: int) -> None:
         if self.dense:
@@ -256,7 +368,9 @@ class _Search:
             words[code >> shift] = int(words[code >> shift]) | bit
             return
         single = np.array([code], np.int64)
-        self.kernel.rehash(_at(single), 1, _at(self.seen), len(self.seen) - 1, self._shift())
+        self.kernel.rehash(
+            address(single), 1, address(self.seen), len(self.seen) - 1, self._shift()
+        )
         self.used += 1
 
     # -- memory
@@ -272,20 +386,19 @@ class _Search:
         self._allow(8 * larger)
         table: Array = np.full(larger, EMPTY, np.int64)
         old, self.seen = self.seen, table
-        self.kernel.rehash(_at(old), len(old), _at(table), larger - 1, self._shift())
+        self.kernel.rehash(address(old), len(old), address(table), larger - 1, self._shift())
 
-    def _grow_next(self) -> None:
-        self._allow(2 * self.next.nbytes)
-        larger: Array = np.empty(2 * len(self.next), self.kind)
-        larger[: self.level.found] = self.next[: self.level.found]
-        self.next = larger
+    def taken(self) -> int:
+        lists = sum(hand.next.nbytes for hand in self.hands)
+        return self.seen.nbytes + lists + self.level.front.nbytes
 
     def _allow(self, more: int) -> None:
-        taken = self.seen.nbytes + self.next.nbytes + self.level.front.nbytes
-        if taken + more > self.budget:
+        if self.taken() + more > self.budget:
             raise TooLarge(
                 f"{self.name}: more than {self.budget:,} bytes needed after "
-                f"{self.totals.states:,} states at depth {self.level.depth}"
+                f"{self.totals.states:,} states at depth {self.level.depth}: give more with "
+                f"--memory, take states that differ in names only as one with --symmetry, or "
+                f"explore it by symbolic"
             )
 
     # -- searching
@@ -295,57 +408,141 @@ class _Search:
         begun = last = time.perf_counter()
         before = self.totals.states
         level = self.level
-        while len(level.front) and level.depth <= until:
-            if levels is not None:
-                levels.append(level.front)
-            while level.at < len(level.front):
-                self._expand()
-            if level.sound:
-                self.totals.depth = level.depth
-            self._advance()
-            now = time.perf_counter()
-            if progress and now - last > 0.5:
-                last = now
-                rate = (self.totals.states - before) / (now - begun)
-                progress(
-                    f"{self.name}: level {level.depth}, {self.totals.states:,} states, "
-                    f"{rate / 1e6:.2f} million states/s"
-                )
+        with ExitStack() as stack:
+            asked = stack.enter_context(_interrupts())
+            pool = None
+            if self.way.jobs > 1:
+                pool = stack.enter_context(ThreadPoolExecutor(self.way.jobs))
+            while len(level.front) and level.depth <= until:
+                if levels is not None and level.at == 0:
+                    levels.append(level.front)
+                while level.at < len(level.front) or level.waiting:
+                    self._round(pool)
+                    now = time.perf_counter()
+                    if progress and now - last > 0.5:
+                        last = now
+                        rate = (self.totals.states - before) / (now - begun)
+                        progress(
+                            f"{self.name}: level {level.depth}, {self.totals.states:,} states, "
+                            f"{rate / 1e6:.2f} million states/s, {self.taken():,} of "
+                            f"{self.budget:,} bytes"
+                        )
+                    if asked:
+                        raise KeyboardInterrupt
+                if level.sound:
+                    self.totals.depth = level.depth
+                self.advance()
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         level = self.level
-        level.front = self.next[: level.found].copy()
-        level.at = level.found = level.sound = 0
+        level.front = np.concatenate([hand.next[: hand.found] for hand in self.hands])
+        for hand in self.hands:
+            hand.found = 0
+        level.at = level.sound = 0
         level.depth += 1
 
-    def _expand(self) -> None:
-        """One call of the machine code; more room first where the last call ran out of it."""
-        level, control = self.level, self.control
-        room = len(self.next) - self.width - 1
-        if not self.dense:
-            while self.used + self.width > self._most():
-                self._grow_table()
-            room = min(room, level.found + self._most() - self.used - self.width)
-        if level.found > room:
-            self._grow_next()
-            return
-        control[:] = (level.found, room, len(self.seen) - 1, self._shift(), 0, 0)
-        to = min(level.at + _CHUNK, len(level.front))
-        fired = self.totals.fired
-        stopped = self.kernel.expand(
-            _at(level.front), level.at, to, _at(self.seen), _at(self.next), _at(control),
-            _at(fired), _at(self.events), _at(self.broken),
+    def absorb(self, codes: Array) -> None:
+        """States found elsewhere: those not seen yet go to the next level."""
+        hand = self.hands[0]
+        while len(hand.next) < hand.found + len(codes) + 1:
+            self._allow(2 * hand.next.nbytes)
+            hand.grow()
+        while not self.dense and self.used + len(codes) > self._most():
+            self._grow_table()
+        own = codes.copy()
+        hand.control[:] = (hand.found, 0, len(self.seen) - 1, self._shift(), 0, 0, 0)
+        found = self.kernel.absorb(
+            address(own), len(own), address(self.seen), address(hand.next), address(hand.control)
+        )
+        self.used += found - hand.found
+        hand.found = found
+
+    def _round(self, pool: ThreadPoolExecutor | None) -> None:
+        """Some chunks of the level, by all threads; more room first where there is none."""
+        level = self.level
+        alone = pool is None or len(level.front) <= _ALONE
+        if not level.waiting:
+            level.waiting.extend(self._chunks(1 if alone else self.way.jobs))
+        hands = self.hands[:1] if alone else self.hands
+        while not self.dense and self.used + len(hands) * self.width > self._most():
+            self._grow_table()
+        share = (self._most() - self.used) // len(hands)
+        found = sum(hand.found for hand in hands)
+        try:
+            if alone or pool is None:
+                self._work(hands[0], share)
+            else:
+                _all([pool.submit(self._work, hand, share) for hand in hands])
+        finally:
+            self.used += sum(hand.found for hand in hands) - found
+            self._collect(hands)
+
+    def _chunks(self, threads: int) -> Iterator[tuple[int, int]]:
+        """The next chunks of the level, from where it stands."""
+        level = self.level
+        left = len(level.front) - level.at
+        size = min(CHUNK, max(-(-left // (threads * _ROUND)), 1)) if threads > 1 else CHUNK
+        for _ in range(threads * _ROUND if threads > 1 else 1):
+            if level.at < len(level.front):
+                to = min(level.at + size, len(level.front))
+                yield level.at, to
+                level.at = to
+
+    def _work(self, hand: _Hand, share: int) -> None:
+        """One thread: takes chunks until none is left or its share of the table is used up."""
+        waiting = self.level.waiting
+        most = hand.found + share - self.width
+        while True:
+            try:
+                at, to = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                while at < to and (self.dense or hand.found <= most):
+                    at = self._expand(hand, at, to, most)
+            finally:
+                if at < to:
+                    waiting.appendleft((at, to))
+            if at < to:
+                return
+
+    def _expand(self, hand: _Hand, at: int, to: int, most: int) -> int:
+        """One call of the machine code; how far it came."""
+        room = len(hand.next) - self.width - 1
+        if hand.found > room:
+            with self.lock:
+                self._allow(2 * hand.next.nbytes)
+                hand.grow()
+            return at
+        limit = room if self.dense else min(room, most)
+        control = hand.control
+        control[:] = (hand.found, limit, len(self.seen) - 1, self._shift(), 0, 0, 0)
+        stopped: int = self.kernel.expand(
+            address(self.level.front), at, to, address(self.seen), address(hand.next),
+            address(control), address(hand.fired), address(hand.events), address(hand.broken),
         )  # fmt: skip
-        unsound = int(control[_BROKEN])
-        done = stopped - level.at - unsound
-        self.used += int(control[_FOUND]) - level.found
-        level.at, level.found = stopped, int(control[_FOUND])
-        level.sound += done
-        self.totals.states += done
-        for code in self.broken[:unsound].tolist():
-            self._judge_state(code)
-        for code in self.events[: int(control[_EVENTS])].tolist():
-            self._judge_steps(code)
+        unsound, odd = int(control[_BROKEN]), int(control[_EVENTS])
+        hand.found = int(control[_FOUND])
+        hand.done += stopped - at - unsound
+        hand.whole += int(control[_WHOLE])
+        hand.unsound += hand.broken[:unsound].tolist()
+        hand.odd += hand.events[:odd].tolist()
+        return stopped
+
+    def _collect(self, hands: Sequence[_Hand]) -> None:
+        """What the threads of a round found."""
+        for hand in hands:
+            self.level.sound += hand.done
+            self.totals.states += hand.done
+            self.totals.whole += hand.whole if self.symmetry else hand.done
+            self.totals.fired += hand.fired
+            hand.fired[:] = 0
+            unsound, odd, hand.unsound, hand.odd = hand.unsound, hand.odd, [], []
+            hand.done = hand.whole = 0
+            for code in unsound:
+                self._judge_state(code)
+            for code in odd:
+                self._judge_steps(code)
 
     def _judge_state(self, code: int) -> None:
         for prop in self.compiled.broken(self.where.decode(code)):
@@ -353,6 +550,8 @@ class _Search:
 
     def _judge_steps(self, code: int) -> None:
         state = self.where.decode(code)
+        for action, prop in self.compiled.idle(state) if self.check else ():
+            self.totals.broken.setdefault(prop, (self.level.depth, code, action))
         for action, after in self.compiled.successors(state):
             bad = self.compiled.misstep(action, state, after) if self.check else []
             within = inside(self.where.slots, after)
@@ -375,51 +574,66 @@ class _Search:
 
     # -- what was found
 
-    def report(
-        self, progress: Progress | None, checkpoint: Path | None, start: float
-    ) -> ExploreReport:
+    def report(self, progress: Progress | None, start: float) -> ExploreReport:
         try:
             self.run(progress, None, 1 << 62)
         except KeyboardInterrupt:
-            if checkpoint is not None:
-                self._save(checkpoint)
-                if progress:
-                    progress(f"{self.name}: interrupted, goes on from {checkpoint}")
-            raise
+            where = self.way.checkpoint or self.way.interrupted
+            raise Interrupted(self._kept("interrupted", where)) from None
+        except TooLarge as error:
+            raise TooLarge(self._kept(str(error), self.way.checkpoint)) from None
         totals = self.totals
         names = (action.name for action in self.instance.machine.actions)
         fired = dict(zip(names, map(int, totals.fired), strict=True))
+        threads = f", {self.way.jobs} threads" if self.way.jobs > 1 else ""
         return ExploreReport(
             machine=self.name,
-            states=totals.states,
+            states=totals.whole,
             transitions=sum(fired.values()),
             depth=totals.depth,
             fired=fired,
             counterexamples=tuple(self._counterexamples()),
             seconds=time.perf_counter() - start,
-            engine=ENGINE,
+            engine=f"{ENGINE}, {self.plan.visited}{threads}",
+            representatives=totals.states if self.way.symmetric else None,
+            memory={
+                "visited": self.plan.visited,
+                "taken": self.taken(),
+                "most": self.plan.most_bytes,
+                "allowed": self.budget,
+            },
+        )
+
+    def _kept(self, what: str, path: Path | None) -> str:
+        """The message, and how the search goes on from the checkpoint."""
+        if path is None:
+            return what
+        self.save(path)
+        return (
+            f"{what} (after {self.totals.states:,} states at depth {self.level.depth}; the same "
+            f"command with --resume {path} goes on from there)"
         )
 
     def _counterexamples(self) -> Iterator[Counterexample]:
-        broken = sorted(self.totals.broken.items())
-        if not broken:
+        if not self.totals.broken:
             return
+        until = max(depth for depth, _, _ in self.totals.broken.values())
         levels: list[Array] = []
+        # Threads find states in any order: which of the shortest runs is shown is up to one.
+        self.way = replace(self.way, jobs=1)
         self._restart()
-        self.run(None, levels, max(depth for _, (depth, _, _) in broken))
-        for prop, (depth, code, action) in broken:
+        self.run(None, levels, until)
+        for prop, (depth, code, action) in sorted(self.totals.broken.items()):
             rule = self.instance.machine.properties[prop]
             if depth < 0:
                 yield Counterexample(rule, self.compiled.show(self.compiled.initial[code]), ())
                 continue
-            states = self._path(levels, depth, code)
-            steps = [self._step(a, b) for a, b in pairwise(states)]
-            if action >= 0:
-                after = dict(self.compiled.successors(states[-1]))[action]
-                steps.append((action, after))
+            run = self._run(self._path(levels, depth, code))
+            start, last = run[0][1], run[-1][1]
+            steps = run[1:] if action < 0 else [*run[1:], self._last(last, prop)]
             yield Counterexample(
                 rule,
-                self.compiled.show(states[0]),
+                self.compiled.show(start),
                 tuple((self.compiled.actions[a].label, self.compiled.show(s)) for a, s in steps),
             )
 
@@ -427,55 +641,106 @@ class _Search:
         """A shortest run to the state: backwards, one level at a time."""
         codes = [code]
         for level in reversed(levels[:depth]):
-            at = self.kernel.find(_at(level), 0, len(level), codes[-1])
+            at = self.kernel.find(address(level), 0, len(level), codes[-1])
             codes.append(int(level[at]))
         return [self.where.decode(c) for c in reversed(codes)]
 
-    def _step(self, before: State, after: State) -> tuple[int, State]:
+    def _run(self, path: Sequence[State]) -> list[tuple[int, State]]:
+        """Steps of the machine that lead along the path, which may hold representatives: what
+        they stand for is reached."""
+        run = [(-1, path[0])]
+        for wanted in path[1:]:
+            before = run[-1][1]
+            run.append(
+                next(
+                    (action, after)
+                    for action, after in self.compiled.successors(before)
+                    if inside(self.where.slots, after)
+                    and self._representative(after) == wanted
+                    and not self.compiled.misstep(action, before, after)
+                )
+            )
+        return run
+
+    def _last(self, before: State, prop: int) -> tuple[int, State]:
+        """The step that breaks the property; one that changes nothing is no successor."""
+        for action, broken in self.compiled.idle(before):
+            if broken == prop:
+                return action, before
         return next(
-            (action, state)
-            for action, state in self.compiled.successors(before)
-            if state == after and not self.compiled.misstep(action, before, after)
+            (action, after)
+            for action, after in self.compiled.successors(before)
+            if prop in (*self.compiled.misstep(action, before, after), *self.compiled.broken(after))
         )
 
     # -- checkpoints
 
     def _mark_of(self) -> str:
-        return hashlib.sha256(self.kernel.text.encode()).hexdigest()
+        """Names the search, threads left out: what machine, over which states, from where."""
+        build = replace(self._build(), shared=False)
+        whole = text(self.grounded, self.where, build)
+        start = sorted(dict.fromkeys(self._initial()))
+        parts = f"{self.instance.machine.name} {start} {whole}"
+        return hashlib.sha256(parts.encode()).hexdigest()
 
-    def _save(self, path: Path) -> None:
+    def save(self, path: Path) -> None:
+        """Raises BadOperation where the file cannot be written."""
         level, totals = self.level, self.totals
-        with path.open("wb") as file:
-            np.savez(
-                file,
-                instance=np.array(self._mark_of()),
-                seen=self.seen,
-                front=level.front,
-                next=self.next[: level.found],
-                fired=totals.fired,
-                numbers=np.array(
-                    [level.at, level.depth, level.sound, totals.states, totals.depth, self.used]
-                ),
-                broken=np.array([(p, *where) for p, where in totals.broken.items()], np.int64),
-            )
+        numbers = [level.at, level.depth, level.sound]
+        numbers += [totals.states, totals.whole, totals.depth, self.used]
+        broken = [(prop, *where) for prop, where in totals.broken.items()]
+        arrays = {
+            "seen": self.seen,
+            "front": level.front,
+            "waiting": np.array(level.waiting, np.int64).reshape(-1, 2),
+            "next": np.concatenate([hand.next[: hand.found] for hand in self.hands]),
+            "fired": totals.fired,
+            "numbers": np.array(numbers, np.int64),
+            "broken": np.array(broken, np.int64).reshape(-1, 4),
+        }
+        checkpoints.save(path, self._mark_of(), arrays)
 
     def load(self, path: Path) -> None:
-        try:
-            with np.load(path, allow_pickle=False) as saved:
-                data = {name: saved[name] for name in saved.files}
-            if str(data["instance"]) != self._mark_of():
-                raise BadOperation(f"{path} is a checkpoint of another instance than {self.name}")
-            at, depth, sound, states, reached, self.used = (int(n) for n in data["numbers"])
-            self.seen = data["seen"]
-            following = data["next"]
-            self.next = np.empty(max(2 * len(following), len(self.next)), self.kind)
-            self.next[: len(following)] = following
-            self.level = _Level(data["front"], at, depth, len(following), sound)
-            broken = {int(p): (int(d), int(c), int(a)) for p, d, c, a in data["broken"]}
-            self.totals = _Totals(states, reached, data["fired"], broken)
-        except (OSError, KeyError, ValueError) as error:
-            raise BadOperation(f"{path} is no checkpoint: {error}") from None
+        """Go on from a checkpoint.  Raises BadOperation for what is none, or another's."""
+        data = checkpoints.load(path, self._mark_of(), self.name)
+        at, depth, sound, states, whole, reached, self.used = (int(n) for n in data["numbers"])
+        self.seen = data["seen"]
+        self.level = _Level(data["front"], at, depth, sound)
+        self.level.waiting.extend((int(a), int(b)) for a, b in data["waiting"])
+        broken = {int(p): (int(d), int(c), int(a)) for p, d, c, a in data["broken"]}
+        self.totals = _Totals(states, whole, reached, data["fired"], broken)
+        first, following = self.hands[0], data["next"]
+        while len(first.next) < len(following):
+            first.grow()
+        first.next[: len(following)] = following
+        first.found = len(following)
+        self._allow(0)
 
 
-def _at(array: Array) -> int:
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """While a search runs Ctrl-C only leaves word of itself, so that no count is torn."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        asked.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _all(futures: Sequence[Future[None]]) -> None:
+    wait(futures)
+    for future in futures:
+        future.result()
+
+
+def address(array: Array) -> int:
+    """Where the array's numbers begin in memory."""
     return int(array.ctypes.data)

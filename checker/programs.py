@@ -80,6 +80,31 @@ and `new_reusable` (contents of the request that became resident) speak of the p
 `leading`, `survivors` and `materialized` of its claim; `kv_intact` counts marked blocks whose KV
 bytes did not change."""
 
+FIELD_RULES: Final = {
+    "outcome": "F4",
+    "victims": "F5",
+    "shortfall": "F4",
+    "free": "T2",
+    "blocking_claims": "F4",
+    "waits_on": "F4",
+    "deferred": "F4",
+    "accepted": "L2",
+    "claims_refused": "F2",
+    "harmed": "L3",
+    "demoted": "F6",
+    "expired": "L6",
+    "lost_after_release": "L4",
+    "future_reuse_denied": "P4",
+    "new_reusable": "P4",
+    "hit_blocks": "P5",
+    "leading": "L3",
+    "survivors": "L3",
+    "materialized": "L7",
+    "kv_intact": "P1",
+    "lowering": "L5",
+}
+"""The rule that is broken where a number is another than expected."""
+
 OF_REQUEST: Final = frozenset(
     {
         "outcome",

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from kvclaims.checker import induction, logic, smtlib, solvers
@@ -78,7 +79,9 @@ class ProofCache:
 
     def keep(self, key: str, facts: Facts, about: Mapping[str, Any]) -> None:
         """Written aside and moved into place; a folder that takes no more costs time only."""
-        entry = {"key": key, "verdict": Verdict.PROVED, "facts": list(facts), **about}
+        self._write(key, {"key": key, "verdict": Verdict.PROVED, "facts": list(facts), **about})
+
+    def _write(self, key: str, entry: Mapping[str, Any]) -> None:
         path = self._path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,6 +92,20 @@ class ProofCache:
             Path(aside.name).replace(path)
         except OSError:
             return
+
+    def recall(self, key: str) -> dict[str, Any] | None:
+        """The record kept under a key; None where there is none, or a damaged one."""
+        try:
+            entry = json.loads(self._path(key).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        if not isinstance(entry, dict) or entry.get("key") != key:
+            return None
+        record = entry.get("record")
+        return record if isinstance(record, dict) else None
+
+    def remember(self, key: str, record: Mapping[str, Any]) -> None:
+        self._write(key, {"key": key, "record": dict(record)})
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"
@@ -118,6 +135,21 @@ class Keys:
         given = self._actions.get(action, self._start)
         what = _digest(given, str(prop.of_steps), canonical(prop.formula))
         return {solver: _digest(what, solver, version) for solver, version in versions.items()}
+
+
+def content_key(machine: Machine, modules: Iterable[ModuleType], *more: str) -> str:
+    """Of all that a machine declares, its properties by name included, of the text of the
+    modules that judge it, and of what else is said."""
+    sources = (Path(str(module.__file__)).read_text(encoding="utf-8") for module in modules)
+    return _digest(
+        *map(_symbol, machine.symbols),
+        *map(canonical, machine.axioms),
+        *map(_update, machine.init),
+        *(part for action in machine.actions for part in _action(action)),
+        *(f"{p.name} {p.on} {p.goal} {canonical(p.formula)}" for p in machine.properties),
+        *sources,
+        *more,
+    )
 
 
 def canonical(term: Term) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvclaims.checker import smtlib
+from kvclaims.checker.blame import minimal_blame
+from kvclaims.checker.contents import Content, contents
 from kvclaims.checker.induction import (
     INITIALLY,
     QUICK_MS,
@@ -28,10 +30,13 @@ from kvclaims.checker.induction import (
     obligations,
 )
 from kvclaims.checker.instances import MACHINES
+from kvclaims.checker.mustfail import TABLE
 from kvclaims.checker.proofcache import Keys, ProofCache
+from kvclaims.checker.ranking import ranking_obligations
 from kvclaims.checker.smtlib import Written
 from kvclaims.checker.solvers import Z3, Answer, chosen, solver_version
 from kvclaims.checker.verdicts import Progress, worst
+from kvclaims.spec.abstractions import DERIVED
 from kvclaims.spec.interface import BadOperation
 from kvclaims.spec.language import Machine, Property
 from kvclaims.spec.vocabulary import RULES, Verdict
@@ -56,11 +61,14 @@ class ProofReport:
     seconds: float
     folder: Path | None = None
     files: int = 0
+    contents: tuple[Content, ...] = ()
+    """What shows that each property says something."""
 
     @property
     def verdict(self) -> Verdict:
-        """PROVED only if everything was; an empty selection is VACUOUS."""
-        return worst(obligation.verdict for obligation in self.obligations)
+        """PROVED only if everything was and says something; an empty selection is VACUOUS."""
+        empty = (c.verdict for c in self.contents if c.verdict is not Verdict.HOLDS)
+        return worst([*(obligation.verdict for obligation in self.obligations), *empty])
 
     @property
     def cached(self) -> int:
@@ -79,6 +87,13 @@ class ProofReport:
             for o in self.obligations
             if o.verdict is Verdict.VIOLATED
         ]
+        violations += [
+            {"rule": c.rule, "message": str(c)}
+            for c in self.contents
+            if c.verdict is Verdict.VIOLATED
+        ]
+        if self.contents:
+            found["contents"] = [content.to_json() for content in self.contents]
         if violations:
             found["violations"] = violations
         if self.folder:
@@ -107,6 +122,10 @@ class ProofReport:
                 )
                 if obligation.gap:
                     yield from obligation.gap.lines()
+        yield from (str(c) for c in self.contents if c.verdict is not Verdict.HOLDS)
+        if self.contents:
+            shown = sum(c.verdict is Verdict.HOLDS for c in self.contents)
+            yield f"{shown} of {len(self.contents)} properties and sets of actions say something"
         if self.folder:
             yield f"{self.files} SMT-LIB files in {self.folder}, listed in {smtlib.MANIFEST}"
         solvers = sorted({obligation.solver for obligation in self.obligations})
@@ -126,6 +145,8 @@ class Ways:
     emit: Path | None = None
     cache: Path | None = None
     jobs: int = 1
+    workers: int = 0
+    """Processes on Ray instead of `jobs`, where there are any."""
 
 
 AS_USUAL: Final = Ways()
@@ -170,18 +191,24 @@ def prove(
     """
     if rule is not None and rule not in RULES:
         raise BadOperation(f"unknown rule {rule!r} (known: {', '.join(RULES)})")
-    if machine is not None and machine not in MACHINES:
-        raise BadOperation(f"unknown machine {machine!r} (known: {', '.join(MACHINES)})")
+    known = MACHINES | DERIVED
+    if machine is not None and machine not in known:
+        raise BadOperation(f"unknown machine {machine!r} (known: {', '.join(known)})")
     start = time.perf_counter()
-    declared = [m for name, m in MACHINES.items() if machine in (None, name)]
-    done = _discharge(declared, rule, progress, ways)
+    declared = [m for name, m in known.items() if machine in (None, name)]
+    asked = [(m, prop, action) for m in declared for prop, action in obligations(m, rule)]
+    done = _discharge([*asked, *ranking_obligations(declared, rule)], progress, ways)
     if rule is not None and not done:
         raise BadOperation(f"no machine states rule {rule} yet")
     files = 0
     if ways.emit:
         files = smtlib.write_manifest(ways.emit, [file for each in done for file in each.files])
     found = tuple(each.found for each in done)
-    return ProofReport(found, time.perf_counter() - start, ways.emit, files)
+    if machine is None and rule in (None, "F4"):
+        found = (*found, minimal_blame())  # bounded: it HOLDS, and so does the whole
+    cache = ProofCache(ways.cache) if ways.cache else None
+    shown = contents(declared, rule, progress, cache, ways.jobs) if TABLE.exists() else ()
+    return ProofReport(found, time.perf_counter() - start, ways.emit, files, shown)
 
 
 def prove_machine(
@@ -191,25 +218,27 @@ def prove_machine(
     ways: Ways = AS_USUAL,
 ) -> list[Obligation]:
     """The same for one machine, which need not be one of those known by name."""
-    return [each.found for each in _discharge([machine], rule, progress, ways)]
+    asked = ((machine, prop, action) for prop, action in obligations(machine, rule))
+    return [each.found for each in _discharge(asked, progress, ways)]
 
 
 def _discharge(
-    machines: Sequence[Machine], rule: str | None, progress: Progress | None, ways: Ways
+    asked: Iterable[tuple[Machine, Property, str]], progress: Progress | None, ways: Ways
 ) -> list[_Done]:
-    """In the order of declaration, whoever is ready first."""
+    """In the order asked, whoever is ready first.  Machines are told apart by their names."""
     versions = {name: solver_version(name) for name in chosen(ways.solver)}
     cache = ProofCache(ways.cache) if ways.cache else None
     keys: dict[int, dict[str, str]] = {}
     groups: dict[tuple[str, str], list[_Item]] = {}
-    for machine in machines:
-        own = Keys(machine) if cache else None
-        for prop, action in obligations(machine, rule):
-            place = len(keys)
-            keys[place] = own.of(prop, action, versions) if own else {}
-            known = _before(cache, keys[place]) if cache else {}
-            groups.setdefault((machine.name, action), []).append(_Item(place, prop, known))
-    by_name = {machine.name: machine for machine in machines}
+    by_name: dict[str, Machine] = {}
+    own: dict[str, Keys] = {}
+    for place, (machine, prop, action) in enumerate(asked):
+        if machine.name not in by_name:
+            by_name[machine.name] = machine
+            own.update({machine.name: Keys(machine)} if cache else {})
+        keys[place] = own[machine.name].of(prop, action, versions) if cache else {}
+        known = _before(cache, keys[place]) if cache else {}
+        groups.setdefault((machine.name, action), []).append(_Item(place, prop, known))
     work = [_Group(by_name[name], action, tuple(i)) for (name, action), i in groups.items()]
     done: dict[int, _Done] = {}
     for finished in _run(work, ways):
@@ -256,6 +285,12 @@ def _run(groups: list[_Group], ways: Ways) -> Iterator[list[_Done]]:
             hard.append(group)
         else:
             yield [_known(group, item, ways) for item in group.items]
+    if ways.workers and hard:
+        from kvclaims.checker.distributed import map_tasks
+
+        given = [(group, ways) for group in hard]
+        yield from (done for _, done in map_tasks(f"{__name__}:_work", given, ways.workers))
+        return
     jobs = min(ways.jobs, len(hard))
     if jobs <= 1:
         for group in hard:

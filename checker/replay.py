@@ -11,7 +11,8 @@ from typing import Any
 from kvclaims.checker import engines, faults
 from kvclaims.checker.counterexample import Counterexample, operations_json, read
 from kvclaims.checker.fuzz import shown
-from kvclaims.checker.supervise import Finding, oracle_for, supervise
+from kvclaims.checker.supervise import oracle_for, supervise
+from kvclaims.checker.verdicts import Violation
 from kvclaims.spec.interface import EngineInfo
 from kvclaims.spec.vocabulary import RULES, Verdict
 
@@ -23,7 +24,7 @@ class ReplayReport:
     file: Path
     engine: EngineInfo
     example: Counterexample
-    findings: tuple[Finding, ...]
+    findings: tuple[Violation, ...]
 
     @property
     def verdict(self) -> Verdict:

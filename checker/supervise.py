@@ -1,19 +1,21 @@
 """Drives a runtime operation by operation and judges each one by everything there is to judge by.
 
 The monitor hears every allocator step; observations are checked by themselves and against the
-one before; the request at the door is foretold; the pool is audited; the trace is folded at the
-end.  Where the engine under test is not the reference, the reference does the same operations
-beside it and must show the same.
+one before; the request at the door is foretold; what requests are served is read from memory;
+every event is compared with the steps; the pool is audited; the trace is folded at the end.
+Where the engine under test is not the reference, the reference does the same operations beside
+it and must show the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from kvclaims.checker import observing
-from kvclaims.checker.audit import Fold, read_runs
+from kvclaims.checker.audit import Fold, check_runs
 from kvclaims.checker.door import (
     Foretold,
     Visitor,
@@ -24,67 +26,45 @@ from kvclaims.checker.door import (
     phase_of,
 )
 from kvclaims.checker.engines import REFERENCE, find, first_line
+from kvclaims.checker.knowledge import DISPATCHING, Knowledge, is_over
 from kvclaims.checker.monitor import Monitor
 from kvclaims.checker.observing import Broken
+from kvclaims.checker.serving import Serving
+from kvclaims.checker.telling import Told, decided, judged_events, survival
+from kvclaims.checker.verdicts import Violation
 from kvclaims.checker.watching import introduce
 from kvclaims.spec import pool
 from kvclaims.spec.claims import hard
-from kvclaims.spec.content import GENERATED_TOKEN, content_ids, tokens_of
 from kvclaims.spec.interface import (
     BadOperation,
     ClaimAnswer,
     Engine,
     EngineMissing,
+    Feature,
     NotExposed,
     Observation,
     PoolConfig,
     PoolStep,
-    RequestSpec,
     Runtime,
 )
-from kvclaims.spec.operations import Operation, claim_spec, perform
+from kvclaims.spec.operations import Operation, perform
 from kvclaims.spec.telemetry import Event, TraceError
-from kvclaims.spec.vocabulary import RESPONSIBLE, RULES, TERMINAL, Phase
+from kvclaims.spec.vocabulary import RESPONSIBLE, Phase
 
 DRAIN_STEPS: Final = 500
 """Steps after which a drain has made no progress (B11): far more than any pool here takes."""
 
-_RELEASED: Final = (Phase.DEMOTED, Phase.EXPIRED, Phase.RELEASED)
+STALLED: Final = 4
+"""Steps that change nothing after which a drain waits for the world outside (a transfer)."""
 
-
-@dataclass(frozen=True)
-class Finding:
-    """A broken rule: what was seen, in which operation (from 1; 0 is the opening), at which
-    allocator step, and what changed there."""
-
-    rule: str
-    message: str
-    operation: int
-    step: str = ""
-    before: Mapping[str, Any] = field(default_factory=dict)
-    after: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "rule": self.rule,
-            "meaning": RULES[self.rule].meaning,
-            "message": self.message,
-            "operation": self.operation,
-            "step": self.step or None,
-            "before": dict(self.before),
-            "after": dict(self.after),
-        }
-
-    def __str__(self) -> str:
-        at = f", at {self.step}" if self.step else ""
-        return f"{self.rule} {RULES[self.rule].meaning}: {self.message}{at}"
+PLAIN: Final[frozenset[Feature]] = frozenset()
 
 
 class Crash(Exception):
     """The runtime raised what no runtime may raise; the message says what."""
 
 
-Told = tuple[str, str, str]
+Shown = tuple[str, str, str]
 """A rule, what was seen, and the allocator step (empty where it was no single step)."""
 
 
@@ -100,42 +80,45 @@ class Supervisor:
     """One run of one runtime.  `findings` holds what was found, in order of discovery.
 
     `audit_every`: how often, in operations, the whole pool is compared with the shadow.
+    `features`: what the engine says it has.
     """
 
     def __init__(
-        self, runtime: Runtime, oracle: Runtime | None = None, *, audit_every: int = 1
+        self,
+        runtime: Runtime,
+        oracle: Runtime | None = None,
+        *,
+        audit_every: int = 1,
+        features: frozenset[Feature] = PLAIN,
     ) -> None:
         self.runtime = runtime
         self.oracle = oracle
-        self.findings: list[Finding] = []
+        self.findings: list[Violation] = []
         self.not_exposed: dict[str, None] = {}
         self.operations = 0
         self.steps = 0
         """Scheduling steps done."""
         self.is_alive = True
+        self.edges: Counter[tuple[str, str]] = Counter()
+        """Allocator step × the situation in which the operation found the pool."""
+        self.event_kinds: Counter[str] = Counter()
         self._audit_every = audit_every
-        self._size = runtime.config.block_size
+        self._features = features
         self._heard: list[PoolStep] = []
         self._told: list[int] = []
         """Number of events in the trace after each operation."""
-        self._now = 0
-        self._ends: dict[str, int] = {}
-        self._wanted: dict[str, Wanted] = {}
-        self._visitors: dict[str, tuple[tuple[str, ...], int, bool]] = {}
-        self._contents: dict[str, tuple[str, ...]] = {}
-        """Request → the contents of its blocks, also of those that decoding fills."""
-        self._tables: dict[str, list[int]] = {}
-        """Request → the blocks it took, in order."""
-        self._deferrals: dict[str, int] = {}
-        self._preempted: set[str] = set()
+        self._settled = True
+        """No step was under way when the last operation began."""
         self._left: dict[str, dict[int, int]] = {}
         """Claim in the machine → position → the block that stands for it, also once it ended."""
-        self._digests: dict[tuple[str, int], int] = {}
+        self.known = Knowledge(runtime.config)
         snapshot = runtime.snapshot()
         self.monitor = Monitor(snapshot.facts, snapshot.null_block)
+        exact = Feature.FINGERPRINTS in features
+        self.serving = Serving(self.known, self.monitor.shadow, exact=exact)
         runtime.listen(self._heard.append)
         self._seen = runtime.observe()
-        self._can_read_memory = self._reads_memory()
+        self._can_read_memory = runtime.config.windows == (0,) and self._reads_memory()
         self._collect([*self._audited(), *_unstepped(self._whole(self._seen))], 0)
         self._told.append(len(runtime.events()))
 
@@ -148,12 +131,13 @@ class Supervisor:
     def events(self) -> int:
         return self._told[-1]
 
-    def do(self, operation: Operation) -> Sequence[Finding]:
+    def do(self, operation: Operation) -> Sequence[Violation]:
         """Do one operation and judge it; what was found in it."""
         known = len(self.findings)
         self.operations += 1
         match operation.op:
             case "step":
+                self._complete()
                 for _ in range(operation.fields.get("times", 1)):
                     self._one(Operation("step", {}))
             case "drain":
@@ -165,7 +149,7 @@ class Supervisor:
         self._told.append(len(self.runtime.events()) if self.is_alive else self._told[-1])
         return self.findings[known:]
 
-    def close(self) -> Sequence[Finding]:
+    def close(self) -> Sequence[Violation]:
         """End the run: a last deep audit, then the whole trace is read back and folded."""
         known = len(self.findings)
         if not self.is_alive:
@@ -184,12 +168,24 @@ class Supervisor:
 
     # -- one operation
 
+    def _complete(self) -> None:
+        """What is under way ends on its own, so that each of the two can be judged."""
+        while self.known.under_way and self.is_alive:
+            self._one(Operation("complete", {}))
+
     def _drain(self) -> None:
+        self._complete()
+        stalled = 0
         for _ in range(DRAIN_STEPS):
-            idle = all(r.state == "finished" for r in self._seen.requests.values())
-            if idle or not self.is_alive:
+            states = {r.state for r in self._seen.requests.values()}
+            outside = bool(states & {"loading", "ending"}) or self.known.is_asleep
+            if not self.is_alive or states <= {"finished", "loading", "ending"}:
                 return
+            if outside and stalled >= STALLED:
+                return
+            before = self._seen
             self._one(Operation("step", {}))
+            stalled = stalled + 1 if self._seen == before else 0
         self._collect([("B11", f"requests still wait or run after {DRAIN_STEPS} steps", "")])
 
     def _one(self, operation: Operation) -> None:
@@ -197,29 +193,34 @@ class Supervisor:
         if not self.is_alive:
             return
         before, told = self._seen, len(self.runtime.events())
-        foretold = self._foretell(before) if operation.op == "step" else None
-        legal = self._is_legal(operation, before)
+        legal = self.known.is_legal(operation, before)
+        foretold = self._foretell(operation, before) if legal else None
+        self._settled = not self.known.under_way
+        situation = self._situation(before)
+        refs = self._references() if operation.op == "declare" else {}
         try:
             answer = self._perform(operation)
             if answer is None:
                 return
             self._seen = after = _call("observe", self.runtime.observe)
-            self.steps += operation.op == "step"
+            self.steps += operation.op in DISPATCHING
             if answer.refusal is None:
-                self._meet(operation)
+                self._meet(operation, answer.value)
             events, steps = self.runtime.events()[told:], tuple(self._heard)
+            self.event_kinds.update(event.event for event in events)
+            self.edges.update((step.action, situation) for step in steps)
             found = self._monitored()
-            judged_so = self._judge(operation, answer, legal, before, after, events, steps)
-            found += _unstepped(judged_so)
+            one = Told(operation, before, after, events, steps, answer.value)
+            found += _unstepped(self._judge(one, answer, legal, refs))
             if foretold is not None and nothing_grew(before, steps, events):
-                limit = self.runtime.config.defer_limit
-                found += _unstepped(judged(foretold, before, after, events, steps, limit))
+                config = self.runtime.config
+                found += _unstepped(judged(foretold, before, after, events, steps, config))
             if self.operations % self._audit_every == 0:
                 found += self._audited()
             found += _unstepped(self._compare(operation, answer, after))
             self._collect(found, before=before)
         except Crash as crash:
-            self._meet(operation)
+            self._meet(operation, None)
             self._collect(self._monitored())
             self._crashed(crash)
 
@@ -237,95 +238,99 @@ class Supervisor:
         self.is_alive = False
         self._collect([("B9", str(crash), "")])
 
-    def _meet(self, operation: Operation) -> None:
-        """Take note of the claim or request that an accepted operation brought."""
-        fields = operation.fields
+    def _meet(self, operation: Operation, answer: Any) -> None:
+        """Take note of what an accepted operation brought."""
         introduce(self.monitor, operation)
+        self.known.meet(operation, answer)
         if operation.op == "declare":
-            spec = claim_spec(fields, self._size)
-            keys = content_ids(spec.tokens, self._size, spec.salt)
-            name = f"{spec.claim_id}#{spec.generation}"
-            self._wanted.pop(spec.claim_id, None)
-            self._wanted[spec.claim_id] = Wanted(name, keys[spec.predicate.start :])
-            self._left = {n: b for n, b in self._left.items() if _claim_id(n) != spec.claim_id}
-        elif operation.op == "submit":
-            request = RequestSpec(
-                fields["request"],
-                tokens_of(fields["content"], self._size),
-                fields.get("max_new_tokens", 1),
-                fields.get("admit_reuse", True),
-                fields.get("salt", ""),
-            )
-            name, tokens = request.request_id, request.tokens
-            keys = content_ids(tokens, self._size, request.salt)
-            self._visitors[name] = (keys, len(tokens), request.admit_reuse)
-            grown = tokens + (GENERATED_TOKEN,) * request.max_new_tokens
-            self._contents[name] = content_ids(grown, self._size, request.salt)
+            claim = operation.fields["claim"]
+            self._left = {n: b for n, b in self._left.items() if _claim_id(n) != claim}
+        elif operation.op == "submit" and operation.fields.get("external"):
+            self._part_from_oracle("how a transfer holds its blocks is each engine's own")
 
-    def _is_legal(self, operation: Operation, before: Observation) -> bool:
-        """Whether a runtime in this state has to accept the operation, known from outside."""
-        fields = operation.fields
-        match operation.op:
-            case "release" | "demote" | "renew":
-                claim = before.claims.get(fields["claim"])
-                return claim is not None and claim.phase in RESPONSIBLE
-            case "abort":
-                request = before.requests.get(fields["request"])
-                return request is not None and request.state != "finished"
-            case "submit":
-                known = fields["request"] in before.requests
-                return not known and bool(tokens_of(fields["content"], self._size))
-            case "lose":
-                tokens = tokens_of(fields["content"], self._size)
-                return bool(fields["position"] < len(tokens) // self._size)
-            case "declare":
-                return self._may_declare(fields, before)
-        return True
+    def _part_from_oracle(self, why: str) -> None:
+        """From here on the reference and the engine may differ and both be right."""
+        if self.oracle is not None:
+            self.not_exposed[f"comparison with the reference: {why}"] = None
+            self.oracle = None
 
-    def _may_declare(self, fields: Mapping[str, Any], before: Observation) -> bool:
-        try:
-            spec = claim_spec(fields, self._size)
-        except BadOperation:
-            return False
-        if spec.predicate.positions.stop > len(spec.tokens) // self._size:
-            return False
-        last = before.claims.get(spec.claim_id)
-        return last is None or (last.phase in TERMINAL and spec.generation > last.generation)
+    def _situation(self, seen: Observation) -> str:
+        """The state in few words, for the coverage of machine edges."""
+        waiting = any(r.state == "waiting" for r in seen.requests.values())
+        words = (
+            "full" if seen.free == 0 else "tight" if seen.headroom <= 1 else "roomy",
+            "promised" if seen.free > seen.headroom else "",
+            "waiting" if waiting else "",
+            "under way" if self.known.under_way else "",
+        )
+        return " ".join(filter(None, words))
+
+    def _references(self) -> dict[int, int]:
+        return {place[0]: n for place, n in self.monitor.shadow.values[pool.ref].items()}
 
     # -- judging
 
     def _judge(
-        self,
-        operation: Operation,
-        answer: _Answer,
-        legal: bool,
-        before: Observation,
-        after: Observation,
-        events: Sequence[Event],
-        steps: Sequence[PoolStep],
+        self, one: Told, answer: _Answer, legal: bool, refs: dict[int, int]
     ) -> Iterator[Broken]:
+        operation, before, after = one.operation, one.before, one.after
         yield from self._whole(after)
-        yield from self._registered(steps)
+        yield from self.serving.registered(one.steps)
         if answer.refusal is not None:
             if legal:
                 yield "B9", f"{operation} was turned down: {answer.refusal}"
-            if after != before or events:
+            if after != before or one.events:
                 yield "B9", f"{operation} was turned down, and changed the state"
             return
         if not legal:
             rule = {"declare": "L1", "renew": "L6"}.get(operation.op, "B9")
             yield rule, f"{operation} was accepted in a state that does not allow it"
+            return
+        unwritten = self.serving.unwritten()
+        self.serving.under_way(operation, one.steps)
         yield from observing.moves(operation, before, after)
         yield from observing.standing(after)
         if isinstance(answer.value, ClaimAnswer):
             yield from observing.answered(operation, answer.value)
-        yield from self._time(operation, before, after)
+            yield from decided(one, self.known, refs, unwritten)
+        yield from self._time(before, after)
         yield from self._shadow_agrees(after)
-        yield from self._late_losses(events, steps, before, after)
-        yield from self._content(operation, answer, before, after)
-        yield from self._memory(after, steps)
-        for event in events:
-            self._note(event)
+        yield from self._late_losses(one)
+        yield from self._content(one)
+        yield from self._forced(one)
+        yield from observing.let_go(operation, before, after)
+        yield from judged_events(one, self.known)
+        yield from survival(after, self.known, self.serving.unwritten())
+        self.known.note(one.events)
+        self.known.measure(after)
+
+    def _content(self, one: Told) -> Iterator[Broken]:
+        """What may come and go in the cache, and what its blocks hold (P4, B4, B5, B8, B10)."""
+        if one.operation.op in observing.STEPPING:
+            yield from self.serving.new_content(one.before, one.after)
+        yield from self.serving.coming_and_going(one.operation, one.answer, one.before, one.after)
+        if self._can_read_memory:
+            read = lambda blocks: _call("fingerprint", self.runtime.fingerprint, blocks)  # noqa: E731
+            yield from self.serving.memory(one.after, read)
+        if Feature.KV_EVENTS in self._features:
+            told = _call("kv_events", self.runtime.kv_events)
+            yield from self.serving.routed(told, one.after)
+
+    def _forced(self, one: Told) -> Iterator[Broken]:
+        """A request gives way only if what runs does not fit (F3)."""
+        preempted = [e.request_id for e in one.events if e.event == "active_request_preempted"]
+        if not preempted or not self._settled or self.runtime.config.windows != (0,):
+            return
+        views = one.before.requests.values()
+        if any(view.computed is None for view in views):
+            return
+        _, blocks = self.known.growth(one.before)
+        if blocks <= one.before.headroom:
+            yield (
+                "F3",
+                f"request {preempted[0]} was preempted with headroom {one.before.headroom}, and "
+                f"all that runs together wants {blocks} blocks",
+            )
 
     def _whole(self, seen: Observation) -> Iterator[Broken]:
         """Protected, active and free blocks, each counted once, are no more than the pool (F1)."""
@@ -339,28 +344,17 @@ class Supervisor:
                 f"{seen.usable} are usable",
             )
 
-    def _time(
-        self, operation: Operation, before: Observation, after: Observation
-    ) -> Iterator[Broken]:
+    def _time(self, before: Observation, after: Observation) -> Iterator[Broken]:
         """Claims expire on time, neither earlier nor later (L6)."""
-        fields = operation.fields
-        if operation.op == "advance":
-            self._now += fields["ticks"]
-        elif operation.op == "renew":
-            self._ends[fields["claim"]] = self._now + fields["duration"]
-        elif operation.op == "declare":
-            self._ends.pop(fields["claim"], None)
-            if "duration" in fields:
-                self._ends[fields["claim"]] = self._now + fields["duration"]
+        now = self.known.now
         for name, claim in after.claims.items():
-            end = self._ends.get(name)
-            due = end is not None and end <= self._now
+            due, end = self.known.is_due(name), self.known.ends.get(name)
             if claim.phase in RESPONSIBLE and due:
-                yield "L6", f"claim {name} was to end at {end}, it is {self._now} now"
+                yield "L6", f"claim {name} was to end at {end}, it is {now} now"
             was = before.claims.get(name)
             fresh = was is None or was.phase is not Phase.EXPIRED
             if claim.phase is Phase.EXPIRED and fresh and not due:
-                yield "L6", f"claim {name} expired at {self._now}, before its end {end}"
+                yield "L6", f"claim {name} expired at {now}, before its end {end}"
 
     def _shadow_agrees(self, after: Observation) -> Iterator[Broken]:
         """What a runtime says of claims and requests is what its own steps made of them."""
@@ -382,30 +376,24 @@ class Supervisor:
             if request is not None and request.state == "finished":
                 yield "B7", f"request {name} has ended, and block {block} did not come back"
 
-    def _late_losses(
-        self,
-        events: Sequence[Event],
-        steps: Sequence[PoolStep],
-        before: Observation,
-        after: Observation,
-    ) -> Iterator[Broken]:
+    def _late_losses(self, one: Told) -> Iterator[Broken]:
         """Content that an ended claim leaves behind and that is lost then is told, once (L4)."""
         told: list[tuple[str, int]] = []
-        for event in events:
+        for event in one.events:
             claim, position = f"{event.claim_id}#{event.generation}", event.data.get("position", 0)
             if event.event == "resident_block_materialized":
                 self._left.setdefault(claim, {})[position] = event.data["block_id"]
             elif event.event == "resident_block_lost" and event.claim_id is not None:
-                was = before.claims.get(event.claim_id)
-                if was is not None and was.phase in _RELEASED:
+                was = one.before.claims.get(event.claim_id)
+                if was is not None and is_over(was.phase):
                     continue  # a claim that has ended is told of its losses by another event
                 self._left.get(claim, {}).pop(position, None)
             elif event.event == "block_lost_after_release":
                 told.append((claim, position))
-        lost = {step.args["b"] for step in steps if step.action in ("evict", "lose")}
+        lost = {step.args["b"] for step in one.steps if step.action in ("evict", "lose")}
         due = []
-        for claim_id, view in after.claims.items():
-            if view.phase not in _RELEASED:
+        for claim_id, view in one.after.claims.items():
+            if not is_over(view.phase):
                 continue
             claim = f"{claim_id}#{view.generation}"
             places = self._left.get(claim, {})
@@ -419,77 +407,6 @@ class Supervisor:
         for claim, position in told:
             self._left.get(claim, {}).pop(position, None)
 
-    def _content(
-        self, operation: Operation, answer: _Answer, before: Observation, after: Observation
-    ) -> Iterator[Broken]:
-        """What may come and go in the cache (P4, B4, B10)."""
-        new = after.resident.keys() - before.resident.keys()
-        if new and operation.op == "step":
-            yield from self._new_content(new, before)
-        gone = before.resident.keys() - after.resident.keys()
-        if operation.op == "lose":
-            tokens = tokens_of(operation.fields["content"], self._size)
-            keys = content_ids(tokens, self._size, operation.fields.get("salt", ""))
-            key = keys[operation.fields["position"]]
-            wanted = {key} & before.resident.keys()
-            if new or gone != wanted or answer.value is not bool(wanted):
-                yield "B3", f"{operation} answered {answer.value} and took {len(gone)} contents"
-        if operation.op == "reset":
-            idle = before.free == before.usable
-            if answer.value is not idle:
-                yield "B10", f"reset answered {answer.value} with {before.free} blocks free"
-            if after.resident and answer.value:
-                yield "B10", f"{len(after.resident)} contents can be found after a reset"
-            if (gone or new) and not answer.value:
-                yield "B10", f"a reset that failed dropped {len(gone)} contents"
-
-    def _new_content(self, new: Iterable[str], before: Observation) -> Iterator[Broken]:
-        """New content was computed by a request that runs and may leave it behind."""
-        ours, others = set[str](), set[str]()
-        for name, view in before.requests.items():
-            if view.state != "finished" and name in self._contents:
-                (ours if self._visitors[name][2] else others).update(self._contents[name])
-        for key in sorted(set(new) - ours):
-            if key in others:
-                yield "P4", f"a no-admit request left content {key} behind"
-            else:
-                yield "B4", f"content {key} became visible, and no request computed it"
-
-    def _registered(self, steps: Sequence[PoolStep]) -> Iterator[Broken]:
-        """A block becomes visible under the content of its place in the request's table (B4)."""
-        for step in steps:
-            request = step.args.get("r", "")
-            table = self._tables.setdefault(request, [])
-            match step.action:
-                case "take" | "draw" | "share":
-                    table.append(step.args["b"])
-                case "drop" | "give_back" if step.args["b"] in table:
-                    table.remove(step.args["b"])
-                case "retire":
-                    table.clear()
-                case "register" if step.args["b"] in table and request in self._contents:
-                    position, key = table.index(step.args["b"]), step.args["k"]
-                    if self._contents[request][position : position + 1] != (key,):
-                        yield "B4", f"block {position} of request {request} is named {key}"
-
-    def _memory(self, after: Observation, steps: Sequence[PoolStep]) -> Iterator[Broken]:
-        """Resident KV stays as it was written: only a newly registered block may differ."""
-        if not self._can_read_memory:
-            return
-        places = [(key, block) for key, block in after.resident.items()]
-        blocks = tuple(block for _, block in places)
-        digests = _call("fingerprint", self.runtime.fingerprint, blocks)
-        fresh = {(s.args["k"], s.args["b"]) for s in steps if s.action == "register"}
-        now = dict(zip(places, digests, strict=True))
-        for place, digest in now.items():
-            known = self._digests.get(place)
-            if known not in (None, digest) and place not in fresh:
-                key, block = place
-                covers = self.monitor.shadow.index[pool.covers, 1].get(block)
-                rule = "P1" if covers else "B4"
-                yield rule, f"block {block} holds content {key} and was written over"
-        self._digests = now
-
     def _reads_memory(self) -> bool:
         try:
             self.runtime.fingerprint(())
@@ -500,27 +417,34 @@ class Supervisor:
 
     # -- the request at the door
 
-    def _foretell(self, before: Observation) -> Foretold | None:
-        """The first waiting request, judged; None where the order of waiting is not known."""
-        waiting = [name for name, r in before.requests.items() if r.state == "waiting"]
-        if not waiting or self._preempted.intersection(waiting):
+    def _foretell(self, operation: Operation, before: Observation) -> Foretold | None:
+        """The first waiting request, judged; None where it is not known what it will meet."""
+        config, known = self.runtime.config, self.known
+        if operation.op not in DISPATCHING:
             return None
-        name = waiting[0]
-        keys, tokens, admit_reuse = self._visitors[name]
-        visitor = Visitor(name, keys, tokens, admit_reuse, self._deferrals.get(name, 0))
+        if known.under_way and (operation.op == "step" or config.token_budget):
+            return None  # what is under way ends first, or has its part in the budget
+        request = known.head(before)
+        if request is None or config.windows != (0,) or request.loads or not request.is_measured:
+            return None
+        if request.spec.external and (known.under_way or request.spec.external > 0):
+            return None
+        if any(r.state in ("loading", "ending") for r in before.requests.values()):
+            return None
+        tokens, _ = known.growth(before)
+        if config.token_budget and tokens >= config.token_budget:
+            return None
+        keys = request.keys[: request.length // config.block_size]
+        visitor = Visitor(
+            request.name, keys, request.length, request.spec.admit_reuse, request.deferrals
+        )
+        on_loan = self.serving.on_loan()
         wanted = []
-        for claim_id, claim in self._wanted.items():
-            footprint = before.claims[claim_id].footprint
-            wanted.append(Wanted(claim.name, claim.keys[:footprint]))
-        return foretell(visitor, self.monitor, before, wanted, self._size)
-
-    def _note(self, event: Event) -> None:
-        """Remember what events say of the order and the patience of waiting requests."""
-        name = event.request_id or ""
-        if event.event == "active_request_preempted":
-            self._preempted.add(name)
-        elif event.event == "active_request_deferred" and event.data["blocking_claim_ids"]:
-            self._deferrals[name] = self._deferrals.get(name, 0) + 1
+        for name, claim in known.claims.items():
+            owed = known.wanted(name, before.claims[name].footprint).values()
+            lent = on_loan.get(claim.name, ())
+            wanted.append(Wanted(claim.name, tuple(key for key in owed if key not in lent)))
+        return foretell(visitor, self.monitor, before, wanted, config.block_size)
 
     # -- the oracle, the audits, the findings
 
@@ -534,6 +458,9 @@ class Supervisor:
             theirs.value = perform(self.oracle, operation)
         except BadOperation as error:
             theirs.refusal = first_line(error)
+        except NotExposed as error:
+            self._part_from_oracle(first_line(error))
+            return
         if (answer.refusal is None) != (theirs.refusal is None):
             rule = observing.DIFFERENCES["turned down"]
             said = theirs.refusal or "accepted it"
@@ -547,7 +474,7 @@ class Supervisor:
             )
         yield from observing.differences(after, self.oracle.observe())
 
-    def _monitored(self) -> list[Told]:
+    def _monitored(self) -> list[Shown]:
         """Tell the monitor what was heard; its new violations."""
         known = len(self.monitor.violations)
         heard = list(self._heard)
@@ -556,14 +483,14 @@ class Supervisor:
             self.monitor(step)
         return [(v.rule, v.message, v.step) for v in self.monitor.violations[known:]]
 
-    def _audited(self) -> list[Told]:
+    def _audited(self) -> list[Shown]:
         known = len(self.monitor.violations)
         self.monitor.audit(_call("snapshot", self.runtime.snapshot))
         return [(v.rule, v.message, v.step) for v in self.monitor.violations[known:]]
 
     def _collect(
         self,
-        found: Sequence[Told],
+        found: Sequence[Shown],
         operation: int | None = None,
         before: Observation | None = None,
     ) -> None:
@@ -572,12 +499,12 @@ class Supervisor:
         number = self.operations if operation is None else operation
         changed = observing.changed_fields(before, self._seen) if before else ({}, {})
         for rule, message, step in found:
-            self.findings.append(Finding(rule, message, number, step, *changed))
+            self.findings.append(Violation(rule, message, step, *changed, operation=number))
 
     def _fold(self, events: Sequence[Event]) -> None:
         """Read the trace back and judge it (T1 to T3 and what events can decide)."""
         try:
-            (run,) = read_runs([event.to_json() for event in events])
+            (run,) = check_runs(events)
         except (TraceError, ValueError) as error:
             self._collect([("T3", f"the trace is rejected: {first_line(error)}", "")])
             return
@@ -596,7 +523,8 @@ class Supervisor:
                 yield "T2", f"claim {name} is {view.phase}, the trace: {life and life.phase}"
         for name, seen in self._seen.requests.items():
             request = fold.requests.get(name)
-            if request is None or request.state != seen.state:
+            told = "loading" if seen.state == "ending" else seen.state
+            if request is None or request.state != told:
                 yield (
                     "T2",
                     f"request {name} is {seen.state}, the trace: {request and request.state}",
@@ -608,7 +536,7 @@ class Supervisor:
                 yield "T2", f"request {name} ended {seen.outcome}, the trace: {request.outcome}"
 
 
-def _unstepped(found: Iterable[Broken]) -> list[Told]:
+def _unstepped(found: Iterable[Broken]) -> list[Shown]:
     return [(rule, message, "") for rule, message in found]
 
 
@@ -645,6 +573,17 @@ class Program:
     operations: tuple[Operation, ...]
 
 
+def features_of(engine: Engine) -> frozenset[Feature]:
+    """What an engine says it has beyond the plain pool; an older adapter says nothing."""
+    return frozenset(getattr(engine, "features", PLAIN))
+
+
+def comparable(config: PoolConfig) -> bool:
+    """Whether the reference, asked the same, has to show the same: with one full-attention group
+    and without asynchronous steps, whose order of work is each engine's own."""
+    return config.windows == (0,) and config.in_flight == 1
+
+
 def oracle_for(engine: Engine) -> Engine | None:
     """The reference, unless it is what is under test."""
     return None if engine.name == REFERENCE else find(REFERENCE)
@@ -661,20 +600,21 @@ def open_supervised(
     """A fresh runtime under supervision.  `Crash` if it cannot even be opened."""
     try:
         runtime = engine.open(config, "supervised")
-        beside = oracle.open(config, "oracle") if oracle else None
-        return Supervisor(runtime, beside, audit_every=audit_every)
+        beside = oracle.open(config, "oracle") if oracle and comparable(config) else None
+        features = features_of(engine)
+        return Supervisor(runtime, beside, audit_every=audit_every, features=features)
     except (EngineMissing, BadOperation, NotExposed):
         raise
     except Exception as error:
         raise Crash(f"opening the pool raised {type(error).__name__}: {error}") from error
 
 
-def supervise(engine: Engine, oracle: Engine | None, program: Program) -> tuple[Finding, ...]:
+def supervise(engine: Engine, oracle: Engine | None, program: Program) -> tuple[Violation, ...]:
     """Run a program until the first operation that breaks a rule; what it broke."""
     try:
         supervisor = open_supervised(engine, oracle, program.config)
     except Crash as crash:
-        return (Finding("B9", str(crash), 0),)
+        return (Violation("B9", str(crash), operation=0),)
     for operation in program.operations:
         if supervisor.findings:
             break

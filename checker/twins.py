@@ -2,7 +2,8 @@
 
 A check that stays green when its guard is gone shows nothing.  Every twin is explored over the
 pinned instances of its machine; the rules that break are held against what the guard is
-declared to protect, and the shortest run that breaks the first of them is kept.
+declared to protect, and the shortest run that breaks the first of them is kept.  Of the composed
+machine the guards that couple its parts have twins here; the others have theirs in the part.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import Any
 from kvclaims.checker.explore import Counterexample, Trusted, counterexamples, search
 from kvclaims.checker.finite import State, compile_instance
 from kvclaims.checker.instances import MACHINES, PINNED
+from kvclaims.checker.slices import SLICES
 from kvclaims.checker.verdicts import Progress
-from kvclaims.spec.language import MachineError, without_guard
+from kvclaims.spec.composed import RUNTIME
+from kvclaims.spec.language import Guard, Machine, MachineError, without_guard
 from kvclaims.spec.vocabulary import Verdict
 
 
@@ -92,23 +95,25 @@ class TwinReport:
 
 
 def guards() -> Iterator[tuple[str, str, int]]:
-    """Every guard of every machine, by machine, action and position."""
-    for machine in MACHINES.values():
+    """Every guard, by machine, action and position, where it was declared."""
+    for machine in (*MACHINES.values(), RUNTIME.machine):
         for action in machine.actions:
-            for index in range(len(action.guards)):
-                yield machine.name, action.name, index
+            for index, guard in enumerate(action.guards):
+                if not guard.part:
+                    yield machine.name, action.name, index
 
 
 def twin(machine: str, action: str, index: int) -> Twin:
     start = time.perf_counter()
-    declared = MACHINES[machine]
+    declared = RUNTIME.machine if machine == RUNTIME.name else MACHINES[machine]
     guard = declared.action(action).guards[index]
-    altered = without_guard(declared, action, index)
     shortest: dict[str, Counterexample] = {}
-    for name, build in PINNED.items():
+    for name, build in (PINNED | SLICES).items():
         instance = build()
-        if instance.machine is not declared:
+        at = _position(instance.machine, action, guard)
+        if instance.machine.name != machine or at is None:
             continue
+        altered = without_guard(instance.machine, action, at)
         compiled = compile_instance(replace(instance, machine=altered))
         whole = Trusted(_reachable(name), action)
         for found in counterexamples(compiled, search(compiled, whole)):
@@ -126,10 +131,16 @@ def twin(machine: str, action: str, index: int) -> Twin:
     )
 
 
+def _position(machine: Machine, action: str, guard: Guard) -> int | None:
+    """Where the guard stands in the action; None where the machine has left one of them out."""
+    guards = next((a.guards for a in machine.actions if a.name == action), ())
+    return guards.index(guard) if guard in guards else None
+
+
 @lru_cache
 def _reachable(name: str) -> dict[State, Any]:
     """The states of the unaltered instance, all of whose steps keep every rule."""
-    found = search(compile_instance(PINNED[name]()))
+    found = search(compile_instance((PINNED | SLICES)[name]()))
     if found.broken:
         raise MachineError(f"{name} breaks a rule as declared: explore it first")
     return dict.fromkeys(found.order)

@@ -38,6 +38,8 @@ class Violation:
     after: Mapping[str, Any] = field(default_factory=dict)
     run_id: str = ""
     seq: int | None = None
+    operation: int | None = None
+    """In which operation of a run it was seen: from 1, and 0 for its opening."""
 
     def __str__(self) -> str:
         where = f" (run {self.run_id}, event {self.seq})" if self.seq is not None else ""
@@ -54,6 +56,7 @@ class Violation:
             "after": dict(self.after),
             "run_id": self.run_id,
             "seq": self.seq,
+            "operation": self.operation,
         }
 
 

@@ -62,6 +62,8 @@ class Claim:
     keys: dict[int, str]
     ends: int | None = None
     places: dict[int, int] = field(default_factory=dict)
+    lent: dict[int, str] = field(default_factory=dict)
+    """Block taken on its reserve → the content that a request computes there, while on loan."""
 
     @property
     def name(self) -> str:
@@ -91,6 +93,10 @@ class Declared:
         if claim_id not in self._claims:
             raise BadOperation(f"no claim {claim_id!r}")
         return self._claims[claim_id]
+
+    def named(self, name: str) -> Claim:
+        """The claim of this name in the claim book."""
+        return self._claims[name.rpartition("#")[0]]
 
     def check_new(self, spec: ClaimSpec, book: ClaimBook) -> None:
         """An id returns only when its last generation has ended, with a higher one (L1)."""

@@ -11,7 +11,7 @@ from kvclaims.reference.claims import ClaimBook
 from kvclaims.reference.ledger import Ledger
 from kvclaims.reference.pool import FreeQueue, Pool, Refused
 from kvclaims.reference.runtime import MicroRuntime
-from kvclaims.spec.interface import EngineInfo, PoolConfig
+from kvclaims.spec.interface import EngineInfo, Feature, PoolConfig
 from kvclaims.spec.vocabulary import Phase
 
 ACTIONS: Final = frozenset(
@@ -82,6 +82,7 @@ class ReferenceEngine:
     block_size = 16
     package = None
     faults = Path(__file__).with_name("faults.toml")
+    features = frozenset(Feature) - {Feature.WINDOWS, Feature.OFFLOAD}
 
     def info(self) -> EngineInfo:
         try:

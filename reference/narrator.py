@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvclaims.reference.pool import Pool
-from kvclaims.spec.interface import BlockFacts, PoolConfig, PoolStep
+from kvclaims.spec.interface import BlockFacts, KvEvent, PoolConfig, PoolStep
 from kvclaims.spec.telemetry import Recorder
 
 NANOSECONDS = 1_000_000_000
@@ -28,12 +28,24 @@ class Narrator:
         self.events = self._recorder.events
         self.emit = self._recorder.emit
         self.listeners: list[Callable[[PoolStep], None]] = []
+        self.kv_events: list[KvEvent] = []
+        """What routers have not fetched yet (B8)."""
         self._untold: list[tuple[str, dict[str, Any]]] = []
 
     def note_step(self, action: str, args: dict[str, Any]) -> None:
         """A step was taken in the midst of a pool call."""
         if self.listeners:
             self._untold.append((action, args))
+        if "k" in args and action != "share":
+            self._note_content(action, args["k"])
+
+    def _note_content(self, action: str, key: str) -> None:
+        """Routers hear of a content when its first copy comes and when its last one goes (B8)."""
+        copies = len(self._pool.entry.get(key, ()))
+        if action == "register" and copies == 1:
+            self.kv_events.append(KvEvent("stored", (key,)))
+        elif action != "register" and copies == 0:
+            self.kv_events.append(KvEvent("removed", (key,)))
 
     def flush(self) -> None:
         """Tell the steps of a pool call that is over; the last one carries what it left behind."""

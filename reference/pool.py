@@ -82,6 +82,11 @@ class Pool:
         """Free blocks that nobody was promised (F2)."""
         return self.queue.count - sum(self.reserve.values()) - sum(self.owed.values())
 
+    def promised(self, claim: str) -> int:
+        """Blocks that a claim was promised and does not cover yet, those on loan too."""
+        lent = sum(1 for lender in self.drawn.values() if lender == claim)
+        return self.reserve.get(claim, 0) + lent
+
     def find(self, key: str) -> int | None:
         """The block in which a content is found: the first registered copy."""
         return next(iter(self.entry.get(key, ())), None)

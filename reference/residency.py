@@ -12,6 +12,7 @@ from typing import Any
 
 from kvclaims.reference.claims import RELEASED_PHASES, Claim, Declared, view
 from kvclaims.reference.ledger import Ledger
+from kvclaims.reference.memory import Memory
 from kvclaims.reference.narrator import Narrator
 from kvclaims.reference.pool import Refused
 from kvclaims.spec.content import content_ids
@@ -38,8 +39,9 @@ class Loss:
 class Residency:
     """The claims on one pool and the blocks that stand for them."""
 
-    def __init__(self, ledger: Ledger, narrator: Narrator, block_size: int) -> None:
+    def __init__(self, ledger: Ledger, narrator: Narrator, memory: Memory, block_size: int) -> None:
         self._ledger = ledger
+        self._memory = memory
         self._pool = ledger.pool
         self._narrator = narrator
         self._block_size = block_size
@@ -112,16 +114,26 @@ class Residency:
 
     def reset(self) -> bool:
         """Drop all cached content; changes nothing while a block is in use (B10)."""
+        return self._drop_all("pool_reset")
+
+    def sleep(self) -> bool:
+        """Give all memory up, and with it all content; changes nothing while a block is in use."""
+        succeeded = self._drop_all("pool_slept")
+        if succeeded:
+            self._memory.discard()
+        return succeeded
+
+    def _drop_all(self, event: str) -> bool:
         succeeded = not any(self._pool.ref.values())
-        self._narrator.emit("pool_reset", succeeded=succeeded)
+        self._narrator.emit(event, succeeded=succeeded)
         if succeeded:
             self._lose_all(dict(sorted(self._pool.key.items())))
         return succeeded
 
     # --- what the scheduler asks ------------------------------------------------------------
 
-    def evict(self, block: int, request: str) -> None:
-        """Make the head of the queue blank; claims that it belonged to are told (P3, L4)."""
+    def evict(self, block: int, request: str, reason: str = "cached_prefix_reuse") -> None:
+        """Make a free block blank; claims that it belonged to are told (P3, L4)."""
         key = self._pool.key.get(block)
         if key is None:
             return
@@ -134,31 +146,48 @@ class Residency:
             hash=key,
             ref_count=self._pool.ref[block],
             protected=False,
-            reason="cached_prefix_reuse",
+            reason=reason,
         )
         self._ledger.evict(block, key)
         self._after_loss(loss)
 
-    def cover_written(self, memory: Mapping[int, str]) -> None:
+    def cover_written(self) -> None:
         """Accepted claims, in order of declaration, cover what has been written."""
         for entry in self._claims:
             if self._phase(entry) is not Phase.ACCEPTED:
                 continue
             for position, key in entry.keys.items():
-                block = self._pool.find(key)
-                if position in entry.places or block is None or memory.get(block) != key:
+                block = self._standing_for(entry, key)
+                if position in entry.places or block is None or not self._is_written(block, key):
                     continue
                 on_loan = self._pool.drawn.get(block) == entry.name
                 self._cover(entry, position, block, pays=entry.hard and not on_loan)
             self._materialize(entry)
+
+    def _standing_for(self, entry: Claim, key: str) -> int | None:
+        """The block that a claim covers for a content: the one it lent, once that is visible."""
+        for block in self._on_loan(entry, key):
+            return block if block in self._pool.entry.get(key, ()) else None
+        return self._pool.find(key)
+
+    def _on_loan(self, entry: Claim, key: str) -> list[int]:
+        return [
+            b for b, k in entry.lent.items() if k == key and self._pool.drawn.get(b) == entry.name
+        ]
 
     def hard_claims(self) -> list[Claim]:
         """The responsible hard claims, in order of declaration."""
         return [c for c in self._claims if c.hard and self._ledger.book.is_responsible(c.name)]
 
     def lends(self, entry: Claim, contents: Mapping[str, int]) -> set[str]:
-        """Those of the contents that the claim is still owed."""
-        return {k for p, k in entry.keys.items() if p not in entry.places and k in contents}
+        """Those of the contents that the claim is still owed and has lent no block for."""
+        owed = [k for p, k in entry.keys.items() if p not in entry.places]
+        return {k for k in owed if k in contents and not self._on_loan(entry, k)}
+
+    def lend(self, request: str, claim: str, block: int, key: str) -> None:
+        """A request takes a block on the claim's reserve to compute this content."""
+        self._ledger.draw(request, claim, block)
+        self._claims.named(claim).lent[block] = key
 
     def loans(self, contents: Mapping[str, int]) -> dict[int, str]:
         """Position → the first claim declared that is owed this content and lends a block (F3).
@@ -187,7 +216,7 @@ class Residency:
                 entry,
                 self._phase(entry),
                 *self._survival(entry),
-                self._pool.reserve.get(entry.name, 0),
+                self._pool.promised(entry.name),
             )
             for entry in self._claims
         }
@@ -195,7 +224,7 @@ class Residency:
     # --- accepting and covering -------------------------------------------------------------
 
     def _read_claim(self, spec: ClaimSpec) -> Claim:
-        keys = content_ids(spec.tokens, self._block_size, spec.salt)
+        keys = content_ids(spec.tokens, self._block_size, spec.domain)
         if not spec.claim_id:
             raise BadOperation("a claim needs an id")
         if spec.generation < 1:
@@ -234,8 +263,12 @@ class Residency:
 
     def _cost(self, entry: Claim, blocks: int) -> int:
         """What the first `blocks` positions take from the headroom (F1: used blocks are free)."""
-        found = [self._pool.find(key) for key in list(entry.keys.values())[:blocks]]
-        return sum(1 for block in found if block is None or self._pool.ref[block] == 0)
+        return sum(1 for key in list(entry.keys.values())[:blocks] if self._costs(key))
+
+    def _costs(self, key: str) -> bool:
+        """Only what is written and in use already is there for nothing."""
+        block = self._pool.find(key)
+        return block is None or self._pool.ref[block] == 0 or not self._is_written(block, key)
 
     def _accept(self, entry: Claim, answer: ClaimAnswer, granted: Predicate) -> None:
         entry.clip(granted.n)
@@ -253,10 +286,14 @@ class Residency:
         )
         for position, key in entry.keys.items():
             block = self._pool.find(key)
-            if block is not None:
+            if block is not None and self._is_written(block, key):
                 pays = entry.hard and block in self._pool.queue
                 self._cover(entry, position, block, pays=pays)
         self._materialize(entry)
+
+    def _is_written(self, block: int, key: str) -> bool:
+        """Visible is not enough: a step under way may still have to write the block (L7)."""
+        return self._memory.is_written(block, key)
 
     def _cover(self, entry: Claim, position: int, block: int, *, pays: bool) -> None:
         self._ledger.cover(entry.name, block, pays)

@@ -32,6 +32,7 @@ from kvclaims.spec.language import (
     one_of,
     value,
 )
+from kvclaims.spec.progress import Fair, Helpful, Ranking, Response, Steps
 from kvclaims.spec.vocabulary import RESPONSIBLE, TERMINAL, Cause, Decision, Phase
 
 CLAIM: Final = Sort("Claim")
@@ -358,4 +359,50 @@ CLAIMS: Final = Machine(
     ),
     actions=ACTIONS,
     properties=PROPERTIES,
+)
+
+# --- progress ----------------------------------------------------------------------------
+
+DECIDE: Final = Fair("a submitted claim is decided", ("accept", "clip", "refuse"), by=("c",))
+TIME: Final = Fair("time advances", ("tick",))
+EXPIRE: Final = Fair("a claim whose time is up expires", ("expire",), by=("c",))
+RENEWALS: Final = Steps("renewals of a claim", ("renew",), by=("c",))
+
+_runs_out: Final = responsible(c) & timed(c)
+
+RESPONSES: Final = (
+    Response(
+        "V1",
+        "every submitted claim is decided",
+        (c,),
+        is_in(c, Phase.SUBMITTED),
+        is_in(c, Phase.ACCEPTED, Phase.REFUSED),
+        (DECIDE,),
+        "A submitted claim is accepted, whole or clipped, or refused in the end.",
+        ranking=Ranking(
+            is_in(c, Phase.SUBMITTED),
+            (ite(is_in(c, Phase.SUBMITTED), 1, 0),),
+            (Helpful(DECIDE, is_in(c, Phase.SUBMITTED), (c,)),),
+        ),
+    ),
+    Response(
+        "V2",
+        "every claim with a duration ends",
+        (c,),
+        _runs_out,
+        ended(c),
+        (TIME, EXPIRE),
+        "A claim with a duration for which the runtime is responsible ends, by expiry if not "
+        "before.",
+        unless="its owner renews it for ever, as L6 allows: renewals in time have no limit.",
+        ceasing=(RENEWALS,),
+        ranking=Ranking(
+            _runs_out,
+            (left(c),),
+            (
+                Helpful(TIME, _runs_out & (left(c) > 0)),
+                Helpful(EXPIRE, _runs_out & eq(left(c), 0), (c,)),
+            ),
+        ),
+    ),
 )

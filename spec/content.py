@@ -7,6 +7,8 @@ stream.  `A×60 blocks` on two engines with different block sizes is the same pr
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -66,6 +68,32 @@ def content_ids(tokens: tuple[int, ...], block_size: int, salt: str = "") -> tup
         parent = hashlib.sha256(parent + block.encode()).digest()
         ids.append(parent.hex()[:16])
     return tuple(ids)
+
+
+def cache_domain(salt: str = "", adapter: str = "", modality: str = "") -> str:
+    """What the identity of content depends on beside its tokens, as one text (B4): a plain salt
+    is its own domain, other parts are told apart from it and from each other."""
+    if not adapter and not modality:
+        return salt
+    return json.dumps({"salt": salt, "adapter": adapter, "modality": modality})
+
+
+def partial_content(parent: str, tokens: Sequence[int]) -> str:
+    """The name of a block that is not full: `parent` is the id of the block before it, or the
+    cache domain for the first one; `tokens` are those written so far."""
+    return f"{parent}+{','.join(map(str, tokens))}"
+
+
+@lru_cache(maxsize=65536)
+def fingerprint(content: str) -> int:
+    """The digest of memory that holds this content and nothing else; 0 for blank memory.
+
+    A simulated memory keeps these in place of KV bytes, so that whoever reads a block can tell
+    what was last written there without asking any table.
+    """
+    if not content:
+        return 0
+    return int.from_bytes(hashlib.sha256(content.encode()).digest()[:7], "big")
 
 
 def content_to_json(content: Content) -> list[list[Any]]:

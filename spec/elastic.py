@@ -49,6 +49,7 @@ from kvclaims.spec.language import (
     value,
 )
 from kvclaims.spec.pool import BLOCK, covers, null
+from kvclaims.spec.progress import Fair, Helpful, Ranking, Response, Steps
 from kvclaims.spec.written import JOB
 
 LAYER: Final = Sort("Layer")
@@ -521,4 +522,97 @@ ELASTIC: Final = Machine(
     ),
     actions=ACTIONS,
     properties=PROPERTIES,
+)
+
+# --- progress ----------------------------------------------------------------------------
+
+DRAIN: Final = Fair("lent blocks are drained", ("drain",), by=("b",))
+DONE: Final = Fair("jobs in flight end", ("done",), by=("j", "b"))
+WITHDRAW: Final = Fair("what is out of use is withdrawn", ("withdraw",))
+TO_ACT: Final = Fair(
+    "each layer goes over to activations", ("unmap_kv", "map_act", "open_act"), by=("x",)
+)
+TO_KV: Final = Fair("each layer goes over to the KV", ("unmap_act", "map_kv", "open_kv"), by=("x",))
+ARRIVE_HOME: Final = Fair("a return that is complete is noticed", ("arrive_home",))
+ARRIVE_LENT: Final = Fair("an undone return that is complete is noticed", ("arrive_lent",))
+BACK_TO_KV: Final = Steps("layers mapped as lent blocks again", ("map_kv",))
+BACK_TO_ACT: Final = Steps("layers mapped as activations again", ("map_act",))
+
+_lent_held: Final = some(_b, lent(_b) & held(_b))
+_lent_found: Final = some(_b, lent(_b) & hashed(_b))
+_lent_touched: Final = some(_b, lent(_b) & some(_j, touches(_j, _b)))
+_drain: Final = is_in("draining")
+_return: Final = is_in("returning")
+_undo: Final = is_in("unreturning")
+
+
+def _by_stage(held: Term | int, found: Term | int, touched: Term | int, rest: Term | int) -> Term:
+    """What counts while lent blocks are held, then while they are found, then touched, then."""
+    later = ite(_lent_found, found, ite(_lent_touched, touched, rest))
+    return ite(_lent_held, held, later)
+
+
+_STAGE: Final = _by_stage(4, 3, 2, 1)
+_IN_USE: Final = _by_stage(
+    count(_b, lent(_b) & held(_b)),
+    count(_b, lent(_b) & hashed(_b)),
+    total(_b, count(_j, lent(_b) & touches(_j, _b))),
+    0,
+)
+_TO_HOME: Final = total(
+    _x, ite(kv_mapped(_x), 3, ite(act_mapped(_x), ite(act_access(_x), 0, 1), 2))
+)
+_TO_LENT: Final = total(_x, ite(act_mapped(_x), 3, ite(kv_mapped(_x), ite(kv_access(_x), 0, 1), 2)))
+
+RESPONSES: Final = (
+    Response(
+        "V4",
+        "a return completes",
+        (),
+        _drain | _return,
+        is_in("home") | _undo,
+        (DRAIN, DONE, WITHDRAW, TO_ACT, ARRIVE_HOME),
+        "A return that has begun ends with the reserve at home, or is turned back because a step "
+        "was refused.",
+        unless="the engine itself maps layers as lent blocks again for ever while it returns them.",
+        ceasing=(BACK_TO_KV,),
+        ranking=Ranking(
+            _drain | _return,
+            (
+                ite(_drain, _STAGE, 0),
+                ite(_drain, _IN_USE, _TO_HOME),
+            ),
+            (
+                Helpful(DRAIN, both(_drain, lent(b), held(b)), (b,)),
+                Helpful(DRAIN, both(_drain, ~_lent_held, lent(b), hashed(b)), (b,)),
+                Helpful(
+                    DONE,
+                    both(_drain, ~_lent_held, ~_lent_found, lent(b), touches(j, b)),
+                    (j, b),
+                ),
+                Helpful(WITHDRAW, both(_drain, ~_lent_held, ~_lent_found, ~_lent_touched)),
+                Helpful(TO_ACT, _return & ~act_side(x), (x,)),
+                Helpful(ARRIVE_HOME, _return & _all_act),
+            ),
+        ),
+    ),
+    Response(
+        "V4",
+        "a return that was turned back is undone",
+        (),
+        _undo,
+        is_in("lent"),
+        (TO_KV, ARRIVE_LENT),
+        "Where a step of a return was refused, what was done is undone to the end.",
+        unless="the engine itself maps layers as activations again for ever while it undoes that.",
+        ceasing=(BACK_TO_ACT,),
+        ranking=Ranking(
+            _undo,
+            (_TO_LENT,),
+            (
+                Helpful(TO_KV, _undo & ~kv_side(x), (x,)),
+                Helpful(ARRIVE_LENT, _undo & _all_kv),
+            ),
+        ),
+    ),
 )

@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from kvclaims.spec.content import cache_domain
 from kvclaims.spec.telemetry import Event
 from kvclaims.spec.vocabulary import Decision, Outcome, Phase, Protection
 
@@ -58,6 +59,40 @@ MOST_BLOCKS: Final = 1_000_000
 """Larger pools are taken for a slip of the pen: no check here could cover one."""
 
 
+FCFS: Final = "fcfs"
+PRIORITY: Final = "priority"
+
+
+class Feature(StrEnum):
+    """What an engine may have beyond the plain pool (`Engine.features`); others are not drawn by
+    the fuzzer and reported as `not_exposed`."""
+
+    CHUNKING = "chunking"
+    """`PoolConfig.token_budget`."""
+    PRIORITY = "priority"
+    """`PoolConfig.policy` may be `priority`."""
+    DISPATCH = "dispatch"
+    """`Runtime.dispatch` and `Runtime.complete` in place of `step`."""
+    IN_FLIGHT = "in_flight"
+    """`PoolConfig.in_flight` may be 2."""
+    EXTERNAL = "external"
+    """`RequestSpec.external` and `Runtime.load`."""
+    ADAPTER = "adapter"
+    MODALITY = "modality"
+    SLEEP = "sleep"
+    """`Runtime.sleep` and `Runtime.wake`."""
+    OFFLOAD = "offload"
+    """`PoolConfig.host_blocks`, `Runtime.offload` and `Runtime.restore`."""
+    DRAFTS = "drafts"
+    """`PoolConfig.drafts`."""
+    WINDOWS = "windows"
+    """`PoolConfig.windows` may be other than one full-attention group."""
+    KV_EVENTS = "kv_events"
+    """`Runtime.kv_events`."""
+    FINGERPRINTS = "fingerprints"
+    """Memory holds `spec.content.fingerprint` values; without it, digests are learned."""
+
+
 @dataclass(frozen=True)
 class PoolConfig:
     """The pool a runtime opens.  `usable` blocks (null block excluded) of `block_size` tokens."""
@@ -66,8 +101,26 @@ class PoolConfig:
     block_size: int = 16
     defer_limit: int = 1
     """How often a structurally blocked request is deferred before it is refused (F4)."""
+    token_budget: int = 0
+    """Tokens that one step may compute (chunked prefill); 0 for no limit."""
+    policy: str = FCFS
+    """Order of waiting: `fcfs`, or `priority` (the lower number first, then arrival)."""
+    in_flight: int = 1
+    """Steps that may be dispatched and not complete; more than 1 is asynchronous scheduling."""
+    host_blocks: int = 0
+    """Blocks of a host tier that offloaded claims may use; 0 for none (O1)."""
+    drafts: int = 0
+    """Speculative tokens that each decode step drafts; a request says how many are accepted."""
+    windows: tuple[int, ...] = (0,)
+    """One KV group each: 0 for full attention, else the tokens of its sliding window."""
 
     def __post_init__(self) -> None:
+        if self.policy not in (FCFS, PRIORITY) or not self.windows or min(self.windows) < 0:
+            raise BadOperation("a policy is fcfs or priority, and there is at least one KV group")
+        if self.token_budget < 0 or self.in_flight < 1 or self.host_blocks < 0 or self.drafts < 0:
+            raise BadOperation(
+                "token_budget, host_blocks and drafts count from 0, in_flight from 1"
+            )
         if self.usable <= 0 or self.block_size <= 0 or self.defer_limit < 0:
             raise BadOperation("a pool needs usable > 0, block_size > 0 and defer_limit >= 0")
         if self.usable > MOST_BLOCKS or self.block_size > MOST_BLOCKS:
@@ -91,6 +144,13 @@ class ClaimSpec:
     duration: int | None = None
     min_blocks: int | None = None
     salt: str = ""
+    adapter: str = ""
+    modality: str = ""
+
+    @property
+    def domain(self) -> str:
+        """Everything but tokens that the content's identity depends on."""
+        return cache_domain(self.salt, self.adapter, self.modality)
 
 
 @dataclass(frozen=True)
@@ -120,6 +180,20 @@ class RequestSpec:
     max_new_tokens: int = 1
     admit_reuse: bool = True
     salt: str = ""
+    adapter: str = ""
+    """The adapter (LoRA) that computes it: other KV for the same tokens."""
+    modality: str = ""
+    """The input (an image, say) that the tokens of the first block stand for."""
+    priority: int = 0
+    external: int = 0
+    """Full blocks from position 0 that a connector offers to load (asynchronously)."""
+    accepts: int = 0
+    """Drafts of each decode step that turn out right (`PoolConfig.drafts`)."""
+
+    @property
+    def domain(self) -> str:
+        """Everything but tokens that the content's identity depends on."""
+        return cache_domain(self.salt, self.adapter, self.modality)
 
 
 @dataclass(frozen=True)
@@ -139,8 +213,13 @@ class ClaimView:
 
 @dataclass(frozen=True)
 class RequestView:
-    """`state` is waiting, running or finished; `outcome` is PENDING until there is one;
-    `blocks` are the block ids it holds, in logical order; blame and shortfall as in F4."""
+    """`state` is waiting, loading (it holds blocks that a transfer fills), running or finished;
+    `outcome` is PENDING until there is one; `blocks` are the block ids it holds, in logical
+    order; blame and shortfall as in F4.
+
+    `computed` counts the leading tokens whose KV the next step may read from these blocks (those
+    of completed steps, loads and hits); None where the engine does not tell.
+    """
 
     state: str
     outcome: Outcome
@@ -148,6 +227,7 @@ class RequestView:
     hit_blocks: int = 0
     shortfall: int = 0
     blocking_claims: tuple[str, ...] = ()
+    computed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -189,6 +269,16 @@ class PoolStep:
 
 
 @dataclass(frozen=True)
+class KvEvent:
+    """What an engine tells routers of its cache (B8): `kind` is stored, removed or cleared;
+    `keys` are content ids, empty for cleared; `tier` is device or host."""
+
+    kind: str
+    keys: tuple[str, ...] = ()
+    tier: str = "device"
+
+
+@dataclass(frozen=True)
 class PoolSnapshot:
     """The whole pool, read from the engine's own structures, for a deep audit.
 
@@ -218,7 +308,39 @@ class Runtime(Protocol):
     def renew(self, claim_id: str, duration: int) -> None: ...
     def submit(self, request: RequestSpec) -> None: ...
     def abort(self, request_id: str) -> None: ...
-    def step(self) -> None: ...
+    def step(self) -> None:
+        """Complete what is in flight, then one scheduling step to its end."""
+
+    def dispatch(self) -> None:
+        """Schedule a step and start it.  `BadOperation` while `in_flight` steps are running."""
+
+    def complete(self) -> None:
+        """The oldest step in flight ends: its KV is written, its tokens are known, requests
+        finish, claims cover what was written (L7).  `BadOperation` where none is in flight."""
+
+    def load(self, request_id: str, blocks: int) -> None:
+        """A transfer for a loading request ends: the first `blocks` of those that it was to load
+        were written, the rest failed and will be computed (O2).  `BadOperation` for a request
+        that is not loading, or for more blocks than it loads."""
+
+    def offload(self, claim_id: str) -> bool:
+        """Copy a materialized offloadable claim to the host tier, then let go of its blocks (O1);
+        False, changing nothing, where the tier has no room."""
+
+    def restore(self, claim_id: str, succeeds: bool = True) -> bool:
+        """Bring an offloaded claim back.  False, changing nothing, where there is no headroom
+        for it.  A transfer that fails harms the claim by a fault, and nothing is served (O2)."""
+
+    def sleep(self) -> bool:
+        """Discard all KV and give the memory up; False, changing nothing, while a block is in
+        use.  Asleep, no step begins."""
+
+    def wake(self) -> None:
+        """Memory is back, blank: nothing is visible until it is computed again (B10, B4)."""
+
+    def kv_events(self) -> tuple[KvEvent, ...]:
+        """What was told to routers since the last call."""
+
     def advance(self, ticks: int) -> None:
         """Let time pass; claims whose duration ends expire (L6)."""
 
@@ -229,10 +351,16 @@ class Runtime(Protocol):
         """A device fault takes the resident block at `position`; False if it was not resident."""
 
     def locate(self, tokens: tuple[int, ...], salt: str = "") -> tuple[int | None, ...]:
-        """The block id that each full block of `tokens` would be found in, None where absent."""
+        """`salt` is a whole cache domain here and in `lose` (`spec.content.cache_domain`).  The
+        block id that each full block of `tokens` would be found in, None where absent."""
 
     def fingerprint(self, blocks: tuple[int, ...]) -> tuple[int, ...]:
-        """A digest of the KV bytes in each block, from memory, not from bookkeeping."""
+        """A digest of the KV bytes in each block, from memory, not from bookkeeping.
+
+        With `Feature.FINGERPRINTS` it is `spec.content.fingerprint` of what was last written
+        there: the id of a full block's content, `partial_content` of one that is not full, or
+        the empty text for memory that was never written.
+        """
 
     def observe(self) -> Observation: ...
     def snapshot(self) -> PoolSnapshot: ...
@@ -274,6 +402,10 @@ class Engine(Protocol):
 
     @property
     def faults(self) -> Path | None: ...
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What its runtimes have beyond the plain pool."""
 
     def info(self) -> EngineInfo:
         """Raises `EngineMissing` where it cannot run."""

@@ -278,6 +278,46 @@ def substitute(term: Term, values: Mapping[Var, Term]) -> Term:
     return rebuild(term, tuple(substitute(child, values) for child in children(term)))
 
 
+def told_before(term: Term, updates: tuple[Update, ...]) -> Term:
+    """The value that `term` has after the updates, told in the state before them.
+
+    This is Hoare's rule of assignment, for all updates at once.
+    """
+    if isinstance(term, Bind):
+        term = _apart(term, updates)
+    parts = tuple(told_before(child, updates) for child in children(term))
+    term = rebuild(term, parts)
+    if not isinstance(term, App):
+        return term
+    value: Term = term
+    for update in updates:
+        if update.target.symbol != term.symbol:
+            continue
+        over, here = {}, []
+        for target, arg in zip(update.target.args, term.args, strict=True):
+            if isinstance(target, Var) and target in update.over:
+                over[target] = arg
+            elif target != arg:
+                here.append(eq(arg, target))
+        written = substitute(update.value, over)
+        value = ite(both(*here), written, value) if here else written
+    return value
+
+
+def _apart(term: Bind, updates: tuple[Update, ...]) -> Bind:
+    """The same term with a bound variable that no update speaks of."""
+    taken = {
+        part.var if isinstance(part, Bind) else part
+        for update in updates
+        for part in subterms(update.value)
+        if isinstance(part, Bind | Var)
+    }
+    fresh = term.var
+    while fresh in taken:
+        fresh = replace(fresh, name=fresh.name + "_")
+    return replace(term, var=fresh, body=substitute(term.body, {term.var: fresh}))
+
+
 def free_vars(term: Term) -> tuple[Var, ...]:
     """Free variables in order of first occurrence."""
     if isinstance(term, Var):
@@ -322,12 +362,14 @@ class Guard:
 
     `protects` names exactly the rules that can be broken without it, the rule it is there for
     first; `checker.twins` removes each guard and holds what breaks against this.  `why` is the
-    condition in words, for refusals and counterexamples.
+    condition in words, for refusals and counterexamples.  `part` is the machine that the guard
+    was declared in, where it came here by composition: its twin is that machine's.
     """
 
     protects: tuple[str, ...]
     condition: Term
     why: str
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -396,6 +438,15 @@ class Partition:
 
 
 @dataclass(frozen=True)
+class View:
+    """A value told of every state that is shown: what an abstraction makes of it."""
+
+    name: str
+    places: tuple[Var, ...]
+    term: Term
+
+
+@dataclass(frozen=True)
 class Machine:
     """A transition system.  `init` fixes every symbol that is not rigid."""
 
@@ -408,13 +459,18 @@ class Machine:
     partitions: tuple[Partition, ...] = ()
     axioms: tuple[Term, ...] = ()
     """What is assumed of rigid symbols."""
+    given: tuple[Property, ...] = ()
+    """Invariants that are shown elsewhere (of the parts it is composed of, of the machine that it
+    is derived from): premises here, and nothing to show."""
+    views: tuple[View, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self)
 
     @property
     def invariants(self) -> tuple[Property, ...]:
-        return tuple(p for p in self.properties if not p.of_steps)
+        """What holds before every step, given or shown."""
+        return (*self.given, *(p for p in self.properties if not p.of_steps))
 
     @property
     def step_properties(self) -> tuple[Property, ...]:
@@ -449,6 +505,22 @@ def without_guard(machine: Machine, action: str, index: int) -> Machine:
     whole = machine.action(action)
     rest = whole.guards[:index] + whole.guards[index + 1 :]
     return machine.with_action(replace(whole, guards=rest))
+
+
+def renamed(action: Action, names: Mapping[Var, Var]) -> Action:
+    """The action with other parameters."""
+
+    def update(old: Update) -> Update:
+        target = substitute(old.target, names)
+        assert isinstance(target, App)
+        return replace(old, target=target, value=substitute(old.value, names))
+
+    return replace(
+        action,
+        params=tuple(names.get(param, param) for param in action.params),
+        guards=tuple(replace(g, condition=substitute(g.condition, names)) for g in action.guards),
+        updates=tuple(map(update, action.updates)),
+    )
 
 
 def _check(machine: Machine) -> None:
@@ -501,8 +573,7 @@ def show(term: Term) -> str:
         case Op("eq", (a, b)) if a.sort == BOOL:
             return f"{_inner(a)} ↔ {_inner(b)}"
         case Op("and" | "or" as kind, _):
-            sign = f" {OPERATORS[kind][0]} "
-            return sign.join(_inner(part) for part in _flat(kind, term))
+            return _show_junction(kind, term)
         case Op(kind, (a, b)):
             return f"{_inner(a)} {OPERATORS[kind][0]} {_inner(b)}"
         case Bind("total", var, Op("ite", (a, Lit(1, _), Lit(0, _)))):
@@ -515,6 +586,31 @@ def show(term: Term) -> str:
         case New(body):
             return f"({show(body)})′"
     raise MachineError(f"not a term: {term!r}")
+
+
+def _show_junction(kind: str, term: Term) -> str:
+    if kind == "or" and (among := membership(term)):
+        return f"{_inner(among[0])} ∈ {{{', '.join(map(show, among[1]))}}}"
+    sign = f" {OPERATORS[kind][0]} "
+    return sign.join(_inner(part) for part in _flat(kind, term))
+
+
+def membership(term: Term) -> tuple[Term, tuple[Lit, ...]] | None:
+    """What `one_of` made: a term and the values of an enumerated sort that it is one of."""
+    parts = _flat("or", term)
+    first = parts[0]
+    if len(parts) < 2 or not (isinstance(first, Op) and first.kind == "eq"):
+        return None
+    values: list[Lit] = []
+    for part in parts:
+        match part:
+            case Op("eq", (subject, Lit() as value)) if (
+                subject == first.args[0] and value.of.values
+            ):
+                values.append(value)
+            case _:
+                return None
+    return first.args[0], tuple(values)
 
 
 def _flat(kind: str, term: Term) -> tuple[Term, ...]:

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvclaims.spec.content import Content, content_from_json, content_to_json, tokens_of
+from kvclaims.spec.content import cache_domain, content_from_json, content_to_json, tokens_of
 from kvclaims.spec.interface import (
     BadOperation,
     ClaimSpec,
+    Feature,
+    NotExposed,
     Predicate,
     PredicateKind,
     RequestSpec,
@@ -83,6 +85,12 @@ def _positive(value: object) -> int:
     return value
 
 
+def _number(value: object) -> int:
+    if type(value) is not int:
+        raise ValueError("must be a whole number")
+    return value
+
+
 def _flag(value: object) -> bool:
     if type(value) is not bool:
         raise ValueError("must be true or false")
@@ -96,6 +104,8 @@ def _kind(value: object) -> PredicateKind:
 Reader = Callable[[object], Any]
 
 _CONTENT: Final[dict[str, Reader]] = {"content": content_from_json}
+_DOMAIN: Final[dict[str, Reader]] = {"salt": _salt, "adapter": _salt, "modality": _salt}
+"""The parts of a cache key beside the tokens."""
 
 SCHEMA: Final[dict[str, tuple[dict[str, Reader], dict[str, Reader]]]] = {
     "declare": (
@@ -108,7 +118,7 @@ SCHEMA: Final[dict[str, tuple[dict[str, Reader], dict[str, Reader]]]] = {
             "owner": _text,
             "duration": _positive,
             "min_blocks": _positive,
-            "salt": _salt,
+            **_DOMAIN,
         },
     ),
     "release": ({"claim": _text}, {}),
@@ -116,15 +126,29 @@ SCHEMA: Final[dict[str, tuple[dict[str, Reader], dict[str, Reader]]]] = {
     "renew": ({"claim": _text, "duration": _positive}, {}),
     "submit": (
         {"request": _text, **_CONTENT},
-        {"max_new_tokens": _positive, "admit_reuse": _flag, "salt": _salt},
+        {
+            "max_new_tokens": _positive,
+            "admit_reuse": _flag,
+            "priority": _number,
+            "external": _count,
+            "accepts": _count,
+            **_DOMAIN,
+        },
     ),
     "abort": ({"request": _text}, {}),
     "step": ({}, {"times": _positive}),
     "drain": ({}, {}),
     "advance": ({"ticks": _positive}, {}),
     "reset": ({}, {}),
-    "lose": ({**_CONTENT, "position": _count}, {"salt": _salt}),
-    "mark": (_CONTENT, {"salt": _salt}),
+    "lose": ({**_CONTENT, "position": _count}, _DOMAIN),
+    "mark": (_CONTENT, _DOMAIN),
+    "dispatch": ({}, {}),
+    "complete": ({}, {}),
+    "load": ({"request": _text, "blocks": _count}, {}),
+    "offload": ({"claim": _text}, {}),
+    "restore": ({"claim": _text}, {"succeeds": _flag}),
+    "sleep": ({}, {}),
+    "wake": ({}, {}),
 }
 """Operation → required and optional fields, each with the reader that checks it.
 
@@ -170,9 +194,7 @@ def perform(runtime: Runtime, operation: Operation) -> Any:
         case "renew":
             return runtime.renew(fields["claim"], fields["duration"])
         case "submit":
-            content: Content = fields.pop("content")
-            name = fields.pop("request")
-            return runtime.submit(RequestSpec(name, tokens_of(content, block_size), **fields))
+            return runtime.submit(request_spec(fields, block_size))
         case "abort":
             return runtime.abort(fields["request"])
         case "step":
@@ -187,8 +209,69 @@ def perform(runtime: Runtime, operation: Operation) -> Any:
             return runtime.reset()
         case "lose":
             tokens = tokens_of(fields["content"], block_size)
-            return runtime.lose(tokens, fields["position"], fields.get("salt", ""))
-    raise BadOperation(f"{operation.op} is not for a runtime alone")
+            return runtime.lose(tokens, fields["position"], domain_of(fields))
+        case _:
+            return _perform_feature(runtime, operation)
+
+
+def _perform_feature(runtime: Runtime, operation: Operation) -> Any:
+    """Operations that an engine may lack (`spec.interface.Feature`)."""
+    fields = operation.fields
+    if operation.op not in _FEATURES:
+        raise BadOperation(f"{operation.op} is not for a runtime alone")
+    method = getattr(runtime, operation.op, None)
+    if method is None:
+        raise NotExposed(f"the engine has no {operation.op}")
+    match operation.op:
+        case "load":
+            return method(fields["request"], fields["blocks"])
+        case "offload":
+            return method(fields["claim"])
+        case "restore":
+            return method(fields["claim"], fields.get("succeeds", True))
+    return method()
+
+
+_FEATURES: Final = {
+    "dispatch": Feature.DISPATCH,
+    "complete": Feature.DISPATCH,
+    "load": Feature.EXTERNAL,
+    "offload": Feature.OFFLOAD,
+    "restore": Feature.OFFLOAD,
+    "sleep": Feature.SLEEP,
+    "wake": Feature.SLEEP,
+}
+"""Operations that need a feature of the engine."""
+
+_FIELD_FEATURES: Final = {
+    "external": Feature.EXTERNAL,
+    "adapter": Feature.ADAPTER,
+    "modality": Feature.MODALITY,
+    "priority": Feature.PRIORITY,
+    "accepts": Feature.DRAFTS,
+}
+"""Fields that mean something only where the engine has a feature."""
+
+
+def needs(operation: Operation) -> frozenset[Feature]:
+    """The features without which an engine cannot do the operation as it stands."""
+    found = {_FIELD_FEATURES[name] for name in operation.fields if name in _FIELD_FEATURES}
+    if operation.op in _FEATURES:
+        found.add(_FEATURES[operation.op])
+    return frozenset(found)
+
+
+def domain_of(fields: Mapping[str, Any]) -> str:
+    """The cache domain that an operation speaks of."""
+    return cache_domain(
+        fields.get("salt", ""), fields.get("adapter", ""), fields.get("modality", "")
+    )
+
+
+def request_spec(fields: Mapping[str, Any], block_size: int) -> RequestSpec:
+    """The request that a `submit` operation brings."""
+    rest = {key: fields[key] for key in fields if key not in ("request", "content")}
+    return RequestSpec(fields["request"], tokens_of(fields["content"], block_size), **rest)
 
 
 def claim_spec(fields: Mapping[str, Any], block_size: int) -> ClaimSpec:
@@ -196,7 +279,10 @@ def claim_spec(fields: Mapping[str, Any], block_size: int) -> ClaimSpec:
     kind = fields.get("kind", PredicateKind.LEADING)
     rest = {
         key: fields[key]
-        for key in ("protection", "generation", "owner", "duration", "min_blocks", "salt")
+        for key in (
+            *("protection", "generation", "owner", "duration", "min_blocks"),
+            *("salt", "adapter", "modality"),
+        )
         if key in fields
     }
     predicate = Predicate(kind, fields["n"], fields.get("start", 0))

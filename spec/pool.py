@@ -129,6 +129,12 @@ _let_go: Final = count(_b, ~null(_b) & ~queued(_b) & ~protected(_b) & ~in_use(_b
 _protected: Final = count(_b, ~null(_b) & protected(_b))
 _unprotected: Final = count(_b, ~null(_b) & ~queued(_b) & ~protected(_b))
 
+count_committed: Final = _committed
+count_protected: Final = _protected
+count_unprotected: Final = _unprotected
+count_let_go: Final = _let_go
+"""The counts of F1, for whoever looks at the pool from further away."""
+
 reclaimable: Final = free() + _unprotected - promised
 """What an arbiter can count on once every other request has finished."""
 
@@ -849,6 +855,34 @@ PROPERTIES: Final = (
     ),
 )
 
+COROLLARIES: Final = (
+    Property(
+        "B1",
+        "what is referred to is not queued",
+        every(
+            b,
+            queued(b)
+            >> both(eq(ref(b), 0), every(r, ~held(r, b)), every(c, ~pinned_by(c, b))),
+        ),
+        "A block in the queue is held by no request and pinned by no claim.",
+    ),
+    Property(
+        "B2",
+        "one reference has one name",
+        every(
+            b,
+            eq(ref(b), 1)
+            >> both(
+                every(r, every(c, ~(held(r, b) & pinned_by(c, b)))),
+                every(r, every(_r, (held(r, b) & held(_r, b)) >> eq(r, _r))),
+                every(c, every(_d, (pinned_by(c, b) & pinned_by(_d, b)) >> eq(c, _d))),
+            ),
+        ),
+        "A block with one reference is held once, or pinned once.",
+    ),
+)
+"""What follows from the invariants in every state, without induction."""
+
 POOL: Final = Machine(
     name="pool",
     meaning="block ownership under claims",
@@ -892,3 +926,11 @@ POOL: Final = Machine(
         Partition(usable, (_in_queue, _protected, _unprotected)),
     ),
 )
+
+AT_REST: Final = both(
+    every(c, ended(c)),
+    every(r, turned_away(r) & ~active(r)),
+    every(b, null(b) | queued(b)),
+)
+"""Where the pool may stop: all that was ever asked is answered and over, and every block is free.
+Claims and requests of this machine live once, so nothing more can be asked of it."""

@@ -7,9 +7,11 @@ Every event carries the base fields; `EVENTS` says which further fields each kin
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, TextIO
 
 SCHEMA_VERSION: Final = 1
 
@@ -62,15 +64,28 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "active_request_admitted": ("hit_blocks", "new_blocks", "free_blocks_before_allocate"),
     "active_request_deferred": _FEASIBILITY_FIELDS,
     "active_request_refused": _FEASIBILITY_FIELDS,
+    "active_request_blocks": ("blocks", "lent"),
+    "active_request_found": ("hits", "draws"),
     "active_request_preempted": ("blocks",),
     "active_request_finished": ("outcome", "blocks"),
     "active_request_aborted": ("blocks",),
     "future_reuse_admitted": ("blocks",),
     "future_reuse_denied": ("blocks",),
     "pool_reset": ("succeeded",),
+    "resident_claim_offloaded": ("tier", "blocks"),
+    "restoration_required": ("tier", "blocks"),
+    "resident_claim_restored": ("tier", "blocks"),
+    "restoration_failed": ("tier", "reason"),
+    "external_load_started": ("blocks",),
+    "external_load_finished": ("blocks", "loaded"),
+    "pool_slept": ("succeeded",),
+    "pool_woken": (),
 }
 """Kinds of event and the fields each must carry beside the base fields.
 
+`active_request_blocks` tells a request's whole table whenever it grew, and which of its blocks are
+on loan from which claim; `active_request_found` comes before a deferral or refusal and says which
+blocks it hits and which promised contents it would compute, as pairs of claim and position.
 `before` and `after` of a harm are predicate records `{"holds", "leading", "survivors"}`;
 `predicate` and `granted` are `{"kind", "start", "n"}`; block counts are in blocks, `duration`
 in the runtime's time units (null: no end)."""
@@ -133,17 +148,29 @@ def parse_event(line: str) -> Event:
 class Recorder:
     """Numbers and stamps the events of one run (T1).
 
-    `clock` gives the time in nanoseconds; a clock that runs back raises `TraceError`.
+    `clock` gives the time in nanoseconds; a clock that runs back raises `TraceError`.  Each event
+    goes to `sink` as it happens (a file, say); a long run then keeps only the last `keep` of them.
     """
 
     def __init__(
-        self, run_id: str, policy: str, usable_blocks: int, clock: Callable[[], int]
+        self,
+        run_id: str,
+        policy: str,
+        usable_blocks: int,
+        clock: Callable[[], int],
+        sink: Callable[[Event], None] | None = None,
+        keep: int | None = None,
     ) -> None:
         self.run_id = run_id
         self.policy = policy
         self.usable_blocks = usable_blocks
+        self.count = 0
+        """Events emitted so far."""
         self._clock = clock
-        self.events: list[Event] = []
+        self._sink = sink
+        self._last = 0
+        self.events: list[Event] | deque[Event] = [] if keep is None else deque(maxlen=keep)
+        """All events, or the last `keep` of them."""
 
     def emit(
         self,
@@ -159,20 +186,33 @@ class Recorder:
             odd = sorted(set(data) ^ set(EVENTS[event]))
             raise TraceError(f"{event} has the wrong fields: {', '.join(odd)}")
         now = self._clock()
-        if self.events and now < self.events[-1].timestamp_ns:
+        if self.count and now < self._last:
             raise TraceError("time runs back")
-        self.events.append(
-            Event(
-                seq=len(self.events),
-                timestamp_ns=now,
-                run_id=self.run_id,
-                event=event,
-                policy=self.policy,
-                usable_blocks=self.usable_blocks,
-                request_id=request_id,
-                claim_id=claim_id,
-                generation=generation,
-                prefix_id=prefix_id,
-                data=data,
-            )
+        told = Event(
+            seq=self.count,
+            timestamp_ns=now,
+            run_id=self.run_id,
+            event=event,
+            policy=self.policy,
+            usable_blocks=self.usable_blocks,
+            request_id=request_id,
+            claim_id=claim_id,
+            generation=generation,
+            prefix_id=prefix_id,
+            data=data,
         )
+        self._last = now
+        self.count += 1
+        self.events.append(told)
+        if self._sink is not None:
+            self._sink(told)
+
+
+def written_to(path: Path) -> tuple[Callable[[Event], None], TextIO]:
+    """A sink that appends events to a file as JSON lines, and the open file to close."""
+    file = path.open("a", encoding="utf-8")
+
+    def write(event: Event) -> None:
+        file.write(event.to_json() + "\n")
+
+    return write, file

@@ -231,9 +231,22 @@ ACTIONS: Final = (
     Action(
         "cover",
         (c, b),
-        (Guard(("L7",), ~materialized(c), "the claim is not called materialized yet"),),
+        (
+            Guard(
+                ("L7",),
+                materialized(c) >> written(b),
+                "the block is written, or the claim is not called materialized yet",
+            ),
+        ),
         (becomes(covers(c, b), True),),
         "the claim speaks of a block, allocated or hashed or written",
+    ),
+    Action(
+        "uncover",
+        (c, b),
+        (),
+        (becomes(covers(c, b), False),),
+        "the claim speaks of the block no more: it lost it, or found another copy",
     ),
     Action(
         "materialize",

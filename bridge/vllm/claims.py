@@ -6,10 +6,13 @@ events through a `Recorder` and tells the claim actions of the machine in `spec.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any, Final, Protocol
 
+from kvclaims.bridge.vllm.limits import HardShare
 from kvclaims.spec.feasibility import Promise
 from kvclaims.spec.interface import (
     BadOperation,
@@ -107,6 +110,12 @@ class ClaimBook:
 
     def __init__(self, pool: Pool, recorder: Recorder) -> None:
         self._pool = pool
+        self.share = HardShare()
+        self._ended: dict[str, None] = {}
+        """Claims in a terminal phase, in the order in which they ended."""
+        self._in_force: Counter[str] = Counter()
+        self._generations: dict[str, int] = {}
+        """Claim ids that are no longer in `claims`, with their last generation (L1)."""
         self._recorder = recorder
         self._order = 0
         self.now = 0
@@ -116,6 +125,8 @@ class ClaimBook:
         self._concerns: dict[int, set[str]] = {}
         """Block → claims whose `cover` it is in, ended ones too: its loss is still told once."""
         self._timed: dict[str, Claim] = {}
+        self._ends: list[tuple[int, int, str]] = []
+        """A heap of ends; an entry that a renewal or an end overtook is skipped."""
         self._lender: dict[int, Claim] = {}
         """Block on loan → the claim whose reserve it came from."""
         self.owed = 0
@@ -129,6 +140,7 @@ class ClaimBook:
         positions = spec.predicate.positions
         if spec.claim_id in self.claims:
             self._forget(self.claims[spec.claim_id])
+        self._ended.pop(spec.claim_id, None)
         self._order += 1
         claim = Claim(spec, self._order, tuple(keys[p] for p in positions), spec.predicate)
         self.claims[spec.claim_id] = claim
@@ -145,16 +157,41 @@ class ClaimBook:
         claim = self._responsible(claim_id)
         if duration <= 0:
             raise BadOperation("a duration is positive")
-        claim.end = self.now + duration
-        self._timed[claim_id] = claim
+        self._ends_in(claim, duration)
         self._emit("resident_claim_renewed", claim, duration=duration)
 
     def advance(self, ticks: int) -> None:
         """Let time pass; claims whose time is up expire in order of their end (L6)."""
         self.now += ticks
-        due = [c for c in self._timed.values() if c.end is not None and c.end <= self.now]
-        for claim in sorted(due, key=lambda c: (c.end, c.order)):
-            self._finish(claim, Phase.EXPIRED)
+        while self._ends and self._ends[0][0] <= self.now:
+            end, order, claim_id = heappop(self._ends)
+            claim = self._timed.get(claim_id)
+            if claim is not None and (claim.end, claim.order) == (end, order):
+                self._finish(claim, Phase.EXPIRED)
+
+    def _ends_in(self, claim: Claim, duration: int) -> None:
+        claim.end = self.now + duration
+        self._timed[claim.spec.claim_id] = claim
+        heappush(self._ends, (claim.end, claim.order, claim.spec.claim_id))
+
+    def generation(self, claim_id: str) -> int:
+        """The last generation of this id, 0 for an id that was never used."""
+        known = self.claims.get(claim_id)
+        return known.spec.generation if known else self._generations.get(claim_id, 0)
+
+    def in_force(self, owner: str) -> int:
+        """How many claims of this owner are responsible."""
+        return self._in_force.get(owner, 0)
+
+    def tidy(self, keep: int) -> None:
+        """Drop what is known of ended claims but for the `keep` that ended last; of the others
+        the generation stays, so that none returns (L1)."""
+        while len(self._ended) > keep:
+            claim_id = next(iter(self._ended))
+            del self._ended[claim_id]
+            claim = self.claims.pop(claim_id)
+            self._forget(claim)
+            self._generations[claim_id] = claim.spec.generation
 
     # -- what requests need to know ----------------------------------------------------------
 
@@ -186,6 +223,10 @@ class ClaimBook:
                 if hard:
                     found[position] = hard
         return found
+
+    def wants(self, key: str) -> bool:
+        """Whether a hard claim was promised this content and does not cover it yet."""
+        return any(self.claims[c].hard for c in self._wanted.get(key, ()))
 
     # -- what happens to blocks ----------------------------------------------------------------
 
@@ -292,9 +333,9 @@ class ClaimBook:
         if spec.min_blocks is not None and spec.min_blocks <= 0:
             raise BadOperation("min_blocks is positive")
         known = self.claims.get(spec.claim_id)
-        if known is None:
-            return
-        if known.phase not in TERMINAL or spec.generation <= known.spec.generation:
+        last = self.generation(spec.claim_id)
+        responsible = known is not None and known.phase not in TERMINAL
+        if responsible or spec.generation <= last:
             raise BadOperation(
                 f"claim {spec.claim_id!r} returns only after its end, with a higher generation"
             )
@@ -308,15 +349,18 @@ class ClaimBook:
                 claim, Decision.ACCEPTED, "soft claims reserve nothing", 0, headroom
             )
         cost = self._cost(claim, claim.footprint)
-        if cost <= headroom:
+        most, limit = self.share.room(claim.spec.owner)
+        if cost <= headroom and claim.footprint <= most:
             return self._accept(claim, Decision.ACCEPTED, "fits the headroom", cost, headroom)
-        granted = self._clipped(claim, headroom)
+        granted = self._clipped(claim, headroom, most)
         if granted is None:
-            return self._refuse(claim, "exceeds the headroom", cost, headroom)
+            reason = "exceeds the headroom" if cost > headroom else limit
+            return self._refuse(claim, reason, cost, headroom)
         claim.granted = Predicate(PredicateKind.LEADING, granted)
         claim.keys = claim.keys[:granted]
         cost = self._cost(claim, granted)
-        return self._accept(claim, Decision.CLIPPED, "clipped to the headroom", cost, headroom)
+        reason = "clipped to the headroom" if granted < most else f"clipped: more {limit}"
+        return self._accept(claim, Decision.CLIPPED, reason, cost, headroom)
 
     def _cost(self, claim: Claim, n: int) -> int:
         """Blocks of the first `n` positions that would have to come from the free queue."""
@@ -326,19 +370,21 @@ class ClaimBook:
         block = self._pool.lookup(key)
         return block is None or self._pool.ref(block) == 0
 
-    def _clipped(self, claim: Claim, headroom: int) -> int | None:
+    def _clipped(self, claim: Claim, headroom: int, most: int) -> int | None:
+        """The longest prefix that costs at most `headroom` and is at most `most` blocks long."""
         least = claim.spec.min_blocks
         if least is None or claim.granted.kind is not PredicateKind.LEADING:
             return None
         cost = 0
         for n, key in enumerate(claim.keys):
             cost += self._costs(key)
-            if cost > headroom:
+            if cost > headroom or n >= most:
                 return n if n >= least else None
         raise AssertionError("a claim that fits whole is not clipped")
 
     def _refuse(self, claim: Claim, reason: str, cost: int, headroom: int) -> ClaimAnswer:
         claim.phase = Phase.REFUSED
+        self._ended[claim.spec.claim_id] = None
         self._emit(
             "resident_claim_refused",
             claim,
@@ -355,9 +401,11 @@ class ClaimBook:
     ) -> ClaimAnswer:
         claim.phase = Phase.ACCEPTED
         if claim.spec.duration is not None:
-            claim.end = self.now + claim.spec.duration
-            self._timed[claim.spec.claim_id] = claim
+            self._ends_in(claim, claim.spec.duration)
         self.owed += claim.reserve
+        self._in_force[claim.spec.owner] += 1
+        if claim.hard:
+            self.share.take(claim.spec.owner, claim.footprint)
         self._emit(
             "resident_claim_accepted",
             claim,
@@ -495,6 +543,10 @@ class ClaimBook:
     def _leave(self, claim: Claim, to: Phase) -> None:
         """Out of responsibility: nothing is owed or wanted any more."""
         self.owed -= claim.owed
+        if claim.hard:
+            self.share.give(claim.spec.owner, claim.footprint)
+        self._in_force[claim.spec.owner] -= 1
+        self._ended[claim.spec.claim_id] = None
         for position in claim.granted.positions:
             if position not in claim.cover:
                 self._unwant(claim, position)
@@ -529,7 +581,7 @@ class ClaimBook:
 
     def _survival(self, claim: Claim) -> tuple[int, int]:
         """Surviving positions: in a row from the start, and in all."""
-        present = [self._pool.lookup(key) is not None for key in claim.keys]
+        present = [self._pool.is_visible(key) for key in claim.keys]
         leading = present.index(False) if False in present else len(present)
         return leading, sum(present)
 

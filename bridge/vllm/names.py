@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from kvclaims.spec.content import content_ids
+from kvclaims.spec.content import cache_domain, content_ids
 
 _GROUP_BYTES = 4
 """vLLM appends the id of the KV group to a hash to make the key of its map."""
@@ -34,6 +34,12 @@ class ContentChain:
         return self.ids
 
 
+def domain_of(request: Any) -> str:
+    """The cache domain of a vLLM request: its salt, and its adapter's name."""
+    lora = getattr(request, "lora_request", None)
+    return cache_domain(request.cache_salt or "", "" if lora is None else lora.lora_name)
+
+
 class Names:
     """Names the block hashes that are visible now; any other hash names itself."""
 
@@ -48,7 +54,7 @@ class Names:
         """The content ids of the request's full blocks so far, in order."""
         chain = self._chains.get(request.request_id)
         if chain is None:
-            chain = ContentChain(self.block_size, request.cache_salt or "")
+            chain = ContentChain(self.block_size, domain_of(request))
             self._chains[request.request_id] = chain
         if self._chained and len(request.block_hashes) > len(chain.ids):
             chain.extend(request.all_token_ids)

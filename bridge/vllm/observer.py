@@ -9,7 +9,7 @@ it did.  The work per call is proportional to the blocks it touched.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 from kvclaims.bridge.vllm.names import Names
@@ -115,6 +115,14 @@ class PoolObserver:
         """Give back the references of a claim, in this order."""
         with self._as_pin():
             self.pool.free_blocks([self.pool.blocks[b] for b in blocks])
+
+    def alias(self, request_id: str) -> str:
+        """The name under which a request's steps are told."""
+        return self._alias(request_id)
+
+    def acting_for(self, request: Any) -> AbstractContextManager[None]:
+        """Calls of the pool inside are this request's, where vLLM itself names none."""
+        return self._for_request(request)
 
     def ref(self, block: int) -> int:
         return int(self.pool.blocks[block].ref_cnt)
@@ -434,7 +442,9 @@ class PoolObserver:
 
     def _move_block_hashes(self, inner: Wrapper, src_block: Any, dst_block: Any) -> Any:
         result = inner(src_block, dst_block)
-        self._sync((dst_block, src_block), None, "lose")
+        # The copy first: content that is still somewhere keeps its name, and its soft claims.
+        self._sync((dst_block,), self._name(), "lose")
+        self._sync((src_block,), None, "lose")
         return result
 
     def _reset_prefix_cache(self, inner: Wrapper, *args: Any, **kwargs: Any) -> Any:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from kvclaims.bridge.vllm import setup
-from kvclaims.bridge.vllm.names import ContentChain
 from kvclaims.bridge.vllm.observer import keys_found
-from kvclaims.bridge.vllm.scheduler import ADMIT_REUSE, POLICY, ClaimEnforcer, ClaimScheduler
-from kvclaims.spec.content import GENERATED_TOKEN
+from kvclaims.bridge.vllm.scheduler import ADMIT_REUSE, POLICY, ClaimEnforcer
+from kvclaims.bridge.vllm.simulated import EventTap, SimulatedDriver
 from kvclaims.spec.interface import (
     BadOperation,
     ClaimAnswer,
     ClaimSpec,
+    KvEvent,
     Observation,
     PoolConfig,
     PoolSnapshot,
@@ -39,85 +38,16 @@ class Driver(Protocol):
 
     def add(self, request: Any) -> None: ...
     def step(self) -> None: ...
+    def dispatch(self) -> None: ...
+    def complete(self) -> None: ...
+    def computed(self, request_id: str) -> int | None:
+        """Leading tokens that completed steps have written; None where that is not told."""
+
+    def discard(self) -> None:
+        """All KV memory is given up, and comes back blank."""
+
     def fingerprint(self, blocks: tuple[int, ...]) -> tuple[int, ...]: ...
     def close(self) -> None: ...
-
-
-class SimulatedDriver:
-    """vLLM's scheduler and allocator with a model runner that only pretends.
-
-    For every token that a step computes it writes a digest of the content up to there into the
-    block that vLLM's table names, so that memory shows what was written where.
-    """
-
-    def __init__(self, config: PoolConfig) -> None:
-        self.scheduler = setup.make_scheduler(ClaimScheduler, config.usable, config.block_size)
-        self.scheduler.use_v2_model_runner = False
-        self._block_size = config.block_size
-        self._hasher = setup.block_hasher(config.block_size)
-        self._memory = [0] * (config.usable + 1)
-        self._chains: dict[str, ContentChain] = {}
-
-    def request(self, spec: RequestSpec, extra_args: dict[str, Any]) -> Any:
-        return setup.make_request(
-            spec.request_id,
-            spec.tokens,
-            spec.max_new_tokens,
-            self._hasher,
-            salt=spec.salt,
-            extra_args=extra_args,
-        )
-
-    def add(self, request: Any) -> None:
-        self.scheduler.add_request(request)
-
-    def step(self) -> None:
-        from vllm.v1.outputs import ModelRunnerOutput
-
-        output = self.scheduler.schedule()
-        ids = list(output.num_scheduled_tokens)
-        sampled = [self._run(r, output.num_scheduled_tokens[r]) for r in ids]
-        self.scheduler.update_from_output(
-            output,
-            ModelRunnerOutput(
-                req_ids=ids,
-                req_id_to_index={r: i for i, r in enumerate(ids)},
-                sampled_token_ids=sampled,
-                logprobs=None,
-                prompt_logprobs_dict={},
-                pooler_output=[],
-            ),
-        )
-        for request_id in output.finished_req_ids:
-            self._chains.pop(request_id, None)
-
-    def fingerprint(self, blocks: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(self._memory[b] for b in blocks)
-
-    def close(self) -> None:
-        self.scheduler.shutdown()
-
-    def _run(self, request_id: str, count: int) -> list[int]:
-        """Write the KV of the request's last `count` tokens; sample unless it prefills still."""
-        request = self.scheduler.requests[request_id]
-        computed = request.num_computed_tokens  # advanced by schedule() already
-        table = self.scheduler.kv_cache_manager.get_block_ids(request_id)[0]
-        tokens = request.all_token_ids
-        size = self._block_size
-        chain = self._chains.setdefault(request_id, ContentChain(size, request.cache_salt or ""))
-        full = chain.extend(tokens[:computed])
-        for position in range((computed - count) // size, -(-computed // size)):
-            if position < len(full):
-                text = full[position]
-            else:
-                parent = full[position - 1] if position else request.cache_salt or ""
-                text = f"{parent}|{tokens[position * size : computed]}"
-            self._memory[table[position]] = _digest(text)
-        return [GENERATED_TOKEN] if computed >= request.num_tokens else []
-
-
-def _digest(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
 class VllmRuntime:
@@ -131,6 +61,7 @@ class VllmRuntime:
         """vLLM's id of a request → the id that the program gave it."""
         self._ids: dict[str, str] = {}
         self._open = True
+        self._asleep = False
         self._trace: tuple[Event, ...] | None = None
         """The events once the trace has been closed: an engine ends requests when it stops."""
         self._now = 0
@@ -145,6 +76,7 @@ class VllmRuntime:
         self._claims: ClaimEnforcer = self._scheduler.enforce(
             self._recorder, config.defer_limit, lambda request: self._names.get(request, request)
         )
+        self._tap: EventTap | None = None
 
     # -- claims --------------------------------------------------------------------------------
 
@@ -198,14 +130,44 @@ class VllmRuntime:
         self._scheduler.finish_requests(own_id, RequestStatus.FINISHED_ABORTED)
 
     def step(self) -> None:
-        self._check_open()
+        self._check_awake()
         self._driver.step()
+
+    def dispatch(self) -> None:
+        self._check_awake()
+        self._driver.dispatch()
+
+    def complete(self) -> None:
+        self._check_open()
+        self._driver.complete()
 
     # -- content -------------------------------------------------------------------------------
 
     def reset(self) -> bool:
         self._check_open()
         return self._claims.reset()
+
+    def sleep(self) -> bool:
+        """vLLM's sleep at level 1 and above: the prefix cache is reset, all KV is discarded."""
+        self._check_awake()
+        self._asleep = self._claims.reset("pool_slept")
+        if self._asleep:
+            self._driver.discard()
+        return self._asleep
+
+    def wake(self) -> None:
+        self._check_open()
+        if not self._asleep:
+            raise BadOperation("the runtime is awake")
+        self._asleep = False
+        self._recorder.emit("pool_woken")
+
+    def kv_events(self) -> tuple[KvEvent, ...]:
+        """vLLM's own KV events, from the first call on."""
+        self._check_open()
+        if self._tap is None:
+            self._tap = EventTap(self._claims.observer)
+        return self._tap.news()
 
     def lose(self, tokens: tuple[int, ...], position: int, salt: str = "") -> bool:
         self._check_open()
@@ -242,7 +204,9 @@ class VllmRuntime:
         blocks: tuple[int, ...] = ()
         if own_id in self._scheduler.requests:
             blocks = tuple(self._scheduler.kv_cache_manager.get_block_ids(own_id)[0])
-        return self._claims.requests.records[request_id].view(blocks)
+        view = self._claims.requests.records[request_id].view(blocks)
+        running = view.state == "running"
+        return replace(view, computed=self._driver.computed(own_id) if running else 0)
 
     def snapshot(self) -> PoolSnapshot:
         return self._claims.observer.snapshot(self._claims.book.pins())
@@ -265,6 +229,11 @@ class VllmRuntime:
         """Logical time, the same in every run: time units, and within one a count of events."""
         self._ticks += 1
         return self._now * NANOSECONDS + self._ticks
+
+    def _check_awake(self) -> None:
+        self._check_open()
+        if self._asleep:
+            raise BadOperation("the runtime is asleep")
 
     def _check_open(self) -> None:
         if not self._open:

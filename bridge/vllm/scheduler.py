@@ -78,7 +78,7 @@ class ClaimEnforcer(Reactions):
         self._fresh: dict[str, None] = {}
         self._in_flight: deque[dict[str, None]] = deque()
         self._unwritten: set[int] = set()
-        self._resetting = False
+        self._resetting: str | None = None
         self._admitting: tuple[Any, int, int] | None = None
         """The waiting request that allocates now, its hits, and the free blocks before."""
         self._refused: list[tuple[Any, Judgement]] = []
@@ -104,6 +104,16 @@ class ClaimEnforcer(Reactions):
         block = self.observer.lookup(key)
         return None if block in self._unwritten else block
 
+    def is_written(self, block: int) -> bool:
+        """Whether what the block is found under has been computed (L7)."""
+        return block not in self._unwritten
+
+    def copied(self, block: int, keys: Iterable[str]) -> None:
+        """`block` was filled with a copy of written KV: claims may cover it at once (L7)."""
+        self._unwritten.discard(block)
+        with self.observer.operation():
+            self.book.written(keys)
+
     def is_visible(self, key: str) -> bool:
         return self.observer.lookup(key) is not None
 
@@ -125,7 +135,7 @@ class ClaimEnforcer(Reactions):
     # -- operations on claims ------------------------------------------------------------------
 
     def declare(self, spec: ClaimSpec) -> ClaimAnswer:
-        keys = self.names.of_tokens(spec.tokens, spec.salt)
+        keys = self.names.of_tokens(spec.tokens, spec.domain)
         with self.observer.operation():
             return self.book.declare(spec, keys)
 
@@ -137,18 +147,18 @@ class ClaimEnforcer(Reactions):
         with self.observer.operation():
             self.book.advance(ticks)
 
-    def reset(self) -> bool:
-        """vLLM's own reset of the prefix cache, told (B10)."""
-        self._resetting = True
+    def reset(self, told_as: str = "pool_reset") -> bool:
+        """vLLM's own reset of the prefix cache, told as this event (B10)."""
+        self._resetting = told_as
         succeeded = bool(self.scheduler.reset_prefix_cache())
         self._tell_reset(succeeded)
         return succeeded
 
     def _tell_reset(self, succeeded: bool) -> None:
         """Once, and before the losses that a reset means."""
-        if self._resetting:
-            self._resetting = False
-            self.recorder.emit("pool_reset", succeeded=succeeded)
+        if self._resetting is not None:
+            event, self._resetting = self._resetting, None
+            self.recorder.emit(event, succeeded=succeeded)
 
     def lose(self, key: str, position: int) -> bool:
         """A fault takes every copy of a content; False if there is none."""

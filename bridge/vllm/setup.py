@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -25,6 +26,9 @@ QUIET: Final = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 """Environment for an engine that asks no network and writes nothing but errors."""
+
+ALONE: Final = {"VLLM_TARGET_DEVICE": "cpu"}
+"""Environment for allocator and scheduler alone, also of a build for another device."""
 
 WHOLE: Final = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -67,6 +71,8 @@ def quieten(more: dict[str, str] | None = None) -> None:
     logger = logging.getLogger("vllm")
     if not logger.handlers:  # without a handler, Python prints warnings by itself
         logger.addHandler(logging.NullHandler())
+    # A checkout that was never built has no version file.
+    warnings.filterwarnings("ignore", "Failed to read commit hash", RuntimeWarning)
     # It tells that there is no Triton, which is so on purpose where there is no GPU.
     logging.getLogger("torch._library.triton").addFilter(lambda _: False)
 
@@ -88,7 +94,9 @@ def model_folder(max_tokens: int) -> Iterator[str]:
         yield folder
 
 
-def scheduler_config(max_tokens: int) -> Any:
+def scheduler_config(
+    max_tokens: int, policy: str = "fcfs", asynchronous: bool = False
+) -> Any:
     """vLLM's configuration for one engine that prefills any prompt in one chunk."""
     from vllm.config import (
         CacheConfig,
@@ -114,7 +122,8 @@ def scheduler_config(max_tokens: int) -> Any:
             max_num_batched_tokens=max(max_tokens, MOST_RUNNING),
             max_model_len=max_tokens,
             enable_chunked_prefill=True,
-            async_scheduling=False,
+            async_scheduling=asynchronous,
+            policy=policy,
             is_encoder_decoder=False,
         ),
         cache_config=CacheConfig(block_size=16, enable_prefix_caching=True),
@@ -123,14 +132,21 @@ def scheduler_config(max_tokens: int) -> Any:
     )
 
 
-def make_scheduler(scheduler_class: type, usable: int, block_size: int) -> Any:
+def make_scheduler(
+    scheduler_class: type,
+    usable: int,
+    block_size: int,
+    *,
+    policy: str = "fcfs",
+    asynchronous: bool = False,
+) -> Any:
     """A scheduler with `usable` blocks for one full-attention layer."""
     import torch
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
-    config = scheduler_config((usable + 2) * block_size)
+    config = scheduler_config((usable + 2) * block_size, policy, asynchronous)
     config.cache_config.block_size = block_size
     config.cache_config.num_gpu_blocks = usable + 1
     spec = FullAttentionSpec(
@@ -160,6 +176,15 @@ def block_hasher(block_size: int) -> Callable[[Any], list[bytes]]:
     return hasher
 
 
+def _lora(name: str) -> Any:
+    """A LoRA adapter by name; nothing of it is ever loaded."""
+    if not name:
+        return None
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(name, 1 + zlib.crc32(name.encode()), f"/none/{name}")
+
+
 def make_request(
     request_id: str,
     tokens: tuple[int, ...],
@@ -167,6 +192,8 @@ def make_request(
     hasher: Callable[[Any], list[bytes]],
     *,
     salt: str = "",
+    adapter: str = "",
+    priority: int = 0,
     only_token: int | None = None,
     extra_args: dict[str, Any] | None = None,
 ) -> Any:
@@ -189,5 +216,7 @@ def make_request(
         sampling_params=params,
         pooling_params=None,
         cache_salt=salt or None,
+        lora_request=_lora(adapter),
+        priority=priority,
         block_hasher=hasher,
     )

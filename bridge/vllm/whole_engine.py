@@ -19,7 +19,7 @@ from kvclaims.bridge.vllm import setup
 from kvclaims.bridge.vllm.runtime import VllmRuntime
 from kvclaims.bridge.vllm.scheduler import ClaimScheduler
 from kvclaims.spec.content import GENERATED_TOKEN
-from kvclaims.spec.interface import BadOperation, PoolConfig, RequestSpec
+from kvclaims.spec.interface import BadOperation, NotExposed, PoolConfig, RequestSpec
 
 BLOCK_SIZE: Final = 32
 """CPU attention wants a multiple of 32."""
@@ -82,6 +82,8 @@ class WholeDriver:
         self._core.scheduler = self.scheduler
 
     def request(self, spec: RequestSpec, extra_args: dict[str, Any]) -> Any:
+        if spec.adapter or spec.modality or spec.external or spec.accepts:
+            raise NotExposed("adapters, modality inputs, external tokens and drafts, on this engine")
         return setup.make_request(
             f"{self._run}:{spec.request_id}",  # the model runner remembers ids over runs
             spec.tokens,
@@ -99,6 +101,18 @@ class WholeDriver:
     def step(self) -> None:
         self._check_current()
         self._core.step_fn()
+
+    def dispatch(self) -> None:
+        raise NotExposed("this engine runs a step to its end")
+
+    complete = dispatch
+
+    def computed(self, request_id: str) -> int | None:
+        request = self.scheduler.requests.get(request_id)
+        return 0 if request is None else int(request.num_computed_tokens)
+
+    def discard(self) -> None:
+        raise NotExposed("sleep of a whole engine on a CPU")
 
     def fingerprint(self, blocks: tuple[int, ...]) -> tuple[int, ...]:
         worker = self._core.model_executor.driver_worker.worker

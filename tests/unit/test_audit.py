@@ -36,9 +36,9 @@ REFUSAL: dict[str, Any] = {
 class Tale:
     """Writes a trace event by event; the shortest sensible values unless said."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_id: str = "run") -> None:
         ticks = itertools.count()
-        self.recorder = Recorder("run", "test", 4, lambda: next(ticks))
+        self.recorder = Recorder(run_id, "test", 4, lambda: next(ticks))
         self.recorder.emit("trace_opened", engine="test", block_size=16, defer_limit=1)
 
     def claim(self, event: str, claim: str = "c", generation: int = 1, **data: Any) -> Tale:
@@ -148,11 +148,27 @@ def test_every_dropped_line_is_detected() -> None:
 
 def test_several_runs_in_a_file_stay_apart(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    path.write_text("".join(f"{line}\n" for line in good().lines() * 2))
+    again = [edit(line, run_id="again") for line in good().lines()]
+    path.write_text("".join(f"{line}\n" for line in good().lines() + again))
     report = audit([path])
     assert [run.events for run in report.runs] == [11, 11]
     assert report.verdict is Verdict.HOLDS
     assert "  request r: refused, 1 blocks short because of c" in list(report.lines())
+
+
+def test_a_run_is_in_a_file_once(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(f"{line}\n" for line in good().lines() * 2))
+    with pytest.raises(TraceError, match=r"t.jsonl: line 12: run 'run' is in the file already"):
+        audit([path])
+
+
+@pytest.mark.parametrize("change", [{"usable_blocks": 5}, {"policy": "another"}])
+def test_the_pool_does_not_change_within_a_run(change: dict[str, Any]) -> None:
+    lines = good().lines()
+    lines[3] = edit(lines[3], **change)
+    with pytest.raises(TraceError, match="line 4: policy or usable blocks change within a run"):
+        read_runs(lines)
 
 
 def edit(line: str, **changes: Any) -> str:

@@ -11,8 +11,9 @@ import pytest
 from kvclaims.checker import faults
 from kvclaims.checker.counterexample import read, shortest
 from kvclaims.checker.engines import find
-from kvclaims.checker.fuzz import FuzzReport, fuzz
-from kvclaims.checker.supervise import Finding, Program
+from kvclaims.checker.fuzz import FuzzReport, Ways, fuzz
+from kvclaims.checker.supervise import Program
+from kvclaims.checker.verdicts import Violation
 from kvclaims.spec.interface import PoolConfig
 from kvclaims.spec.operations import parse
 from kvclaims.spec.vocabulary import Verdict
@@ -75,16 +76,33 @@ def test_a_planted_fault_is_found_made_short_and_written(tmp_path: Path) -> None
     json.dumps(report.to_json())
 
 
+def test_a_finding_that_cannot_be_written_is_not_lost(tmp_path: Path) -> None:
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    with faults.planted(faults.named("counter-not-lowered", REFERENCE), REFERENCE):
+        report = fuzz(REFERENCE, 200, None, 1, lambda _: None, blocked)
+    assert report.verdict is Verdict.VIOLATED
+    assert report.file is None
+    assert "not kept: cannot write" in "\n".join(report.lines())
+    assert report.to_json()["violations"][0]["rule"] == "B1"
+
+
+def test_too_little_tried_is_vacuous() -> None:
+    report = fuzz(REFERENCE, 60, None, 0, lambda _: None, ways=Ways(60, None, floor=21))
+    assert report.verdict is Verdict.VACUOUS
+    assert "too little was tried: 21 kinds of step are the least" in "\n".join(report.lines())
+
+
 def test_leaving_operations_out() -> None:
     """Of ten operations two are needed, one after the other."""
     raw = [{"op": "advance", "ticks": n} for n in range(1, 11)]
     program = Program(PoolConfig(4), tuple(parse(item) for item in raw))
 
-    def breaks(candidate: Program) -> list[Finding]:
+    def breaks(candidate: Program) -> list[Violation]:
         ticks = [operation.fields["ticks"] for operation in candidate.operations]
         if 3 in ticks and 8 in ticks:
-            return [Finding("L6", "both", ticks.index(8) + 1)]
-        return [Finding("L1", "another rule", 1)]
+            return [Violation("L6", "both", operation=ticks.index(8) + 1)]
+        return [Violation("L1", "another rule", operation=1)]
 
     left = shortest(program, "L6", breaks)
     assert [operation.fields["ticks"] for operation in left.operations] == [3, 8]

@@ -11,7 +11,7 @@ import pytest
 
 from kvclaims.checker.engines import find, ready
 from kvclaims.checker.litmus import LitmusReport, litmus
-from kvclaims.checker.programs import Program, builtin, load, select
+from kvclaims.checker.programs import FIELD_RULES, FIELDS, Program, builtin, load, select
 from kvclaims.spec.interface import (
     BadOperation,
     Engine,
@@ -22,7 +22,7 @@ from kvclaims.spec.interface import (
     PoolStep,
     Runtime,
 )
-from kvclaims.spec.vocabulary import Verdict
+from kvclaims.spec.vocabulary import RULES, Verdict
 
 
 def run(programs: tuple[Program, ...], engine: Engine | None = None) -> LitmusReport:
@@ -71,19 +71,29 @@ def test_every_expected_number_is_seen() -> None:
             assert set(case.expected) <= set(case.observed), result.program.id
 
 
+NOT_MATERIALIZED = "materialized is True, expected False"
+
+
 @pytest.mark.parametrize(
-    ("right", "wrong", "message"),
+    ("rule", "right", "wrong", "message"),
     [
-        ('outcome = "refused"', 'outcome = "served"', "outcome is refused, expected served"),
-        ("victims = 0", "victims = 1", "victims is 0, expected 1"),
-        ("shortfall = 50", "shortfall = 49", "shortfall is 50, expected 49"),
-        ("free = 20", "free = 19", "free is 20, expected 19"),
-        ('["keep"]\n', "[]\n", "blocking_claims is ['keep'], expected []"),
-        ("materialized = true", "materialized = false", "materialized is True, expected False"),
-        ("kv_intact = 60", "kv_intact = 59", "kv_intact is 60, expected 59"),
+        ("F4", 'outcome = "refused"', 'outcome = "served"', "outcome is refused, expected served"),
+        ("F5", "victims = 0", "victims = 1", "victims is 0, expected 1"),
+        ("F4", "shortfall = 50", "shortfall = 49", "shortfall is 50, expected 49"),
+        ("T2", "free = 20", "free = 19", "free is 20, expected 19"),
+        ("F4", '["keep"]\n', "[]\n", "blocking_claims is ['keep'], expected []"),
+        (
+            "L7",
+            "materialized = true",
+            "materialized = false",
+            "materialized is True, expected False",
+        ),
+        ("P1", "kv_intact = 60", "kv_intact = 59", "kv_intact is 60, expected 59"),
     ],
 )
-def test_every_wrong_number_is_told(tmp_path: Path, right: str, wrong: str, message: str) -> None:
+def test_every_wrong_number_is_told_by_its_own_rule(
+    tmp_path: Path, rule: str, right: str, wrong: str, message: str
+) -> None:
     source = Path(__file__).parents[2] / "spec" / "programs" / "L3.toml"
     text = source.read_text()
     assert right in text
@@ -92,8 +102,13 @@ def test_every_wrong_number_is_told(tmp_path: Path, right: str, wrong: str, mess
     report = run((load(changed),))
     assert report.verdict is Verdict.VIOLATED
     (violation,) = report.to_json()["violations"]
-    assert (violation["rule"], violation["message"]) == ("F3", message)
+    assert (violation["rule"], violation["message"]) == (rule, message)
     assert len(violation["operations"]) == 6
+
+
+def test_every_field_of_a_program_has_a_rule() -> None:
+    assert FIELD_RULES.keys() == FIELDS.keys()
+    assert set(FIELD_RULES.values()) <= RULES.keys()
 
 
 def test_json_tells_what_was_seen() -> None:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import signal
+from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from kvclaims.checker import instances, native
+from kvclaims.checker import cli, instances, native
 from kvclaims.checker.explore import ExploreReport, explore_instance
 from kvclaims.checker.finite import Instance
 from kvclaims.checker.grounded import ground
 from kvclaims.checker.machinecode import layout
-from kvclaims.checker.native import LeftDomain, TooLarge, explore_native, plan, resume
+from kvclaims.checker.native import (
+    Interrupted,
+    LeftDomain,
+    Search,
+    TooLarge,
+    Way,
+    explore_native,
+    plan,
+)
 from kvclaims.spec.interface import BadOperation
 from kvclaims.spec.language import INT, Action, Machine, Symbol, becomes, lit, without_guard
 from kvclaims.spec.pool import POOL
@@ -41,17 +54,39 @@ def test_the_common_benchmark_has_the_published_counts(size: str) -> None:
     report = explore_native(instances.blockclaims(*settings), size)  # type: ignore[arg-type]
     assert (report.states, report.transitions) == (states, transitions)
     assert report.verdict is Verdict.HOLDS
-    assert report.engine == native.ENGINE
+    assert report.engine == f"{native.ENGINE}, bitmap"
 
 
-def test_a_hash_table_counts_the_same_as_the_bitmap() -> None:
-    instance = instances.blockclaims((1, 2, 3, 1), 3, 3, 8)
-    search = native._Search(instance, "M", True, native.BUDGET, None)
-    search.dense = False
-    search.kernel = native.Kernel(search.grounded, search.where, False, True)
-    search._restart()
-    report = search.report(None, None, 0.0)
+@pytest.mark.parametrize("jobs", [1, 2, 3])
+def test_a_hash_table_counts_the_same_as_the_bitmap(
+    jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "_DENSE", 0)
+    report = explore_native(instances.blockclaims((1, 2, 3, 1), 3, 3, 8), "M", None, Way(jobs=jobs))
     assert (report.states, report.transitions) == (211_888, 2_061_728)
+    assert report.memory["visited"] == "hash"
+
+
+@pytest.mark.parametrize("jobs", [2, 3])
+def test_threads_count_the_same_every_time(jobs: int) -> None:
+    instance = instances.blockclaims((1, 2, 3, 1), 3, 3, 8)
+    alone = explore_native(instance, "M")
+    for _ in range(3):
+        shared = explore_native(instance, "M", None, Way(jobs=jobs))
+        assert _counts(shared) == _counts(alone)
+
+
+def test_each_state_belongs_to_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the atomic operation two threads may both keep a state; here there are many in
+    chunks so small that they meet."""
+    monkeypatch.setattr(native, "CHUNK", 64)
+    monkeypatch.setattr(native, "_ALONE", 1)
+    search = Search(instances.blockclaims((1, 1, 1), 3, 3, 9), "B", Way(jobs=4), None)
+    levels: list[native.Array] = []
+    search.run(None, levels, 1 << 62)
+    for level in levels:
+        assert len(set(level.tolist())) == len(level)
+    assert sum(map(len, levels)) == search.totals.states
 
 
 # --- broken rules ------------------------------------------------------------------------
@@ -142,7 +177,7 @@ def test_a_value_that_leaves_its_domain_stops_the_search() -> None:
         explore_native(_counter(), "counter", bounds={"level": (0, 3)})
     bounds = {"blocks": (0, 2)}
     with pytest.raises(LeftDomain, match=r"blocks\(0\) becomes 3 by alloc"):
-        explore_native(instances.blockclaims(), "S", bounds=bounds, check=False)
+        explore_native(instances.blockclaims(), "S", None, Way(check=False), bounds=bounds)
 
 
 def test_steps_past_a_limit_are_not_taken() -> None:
@@ -158,9 +193,33 @@ def test_the_plan_states_the_memory() -> None:
     assert "8,192 states in the product" in next(small.lines())
 
 
-def test_a_search_that_outgrows_its_memory_says_so() -> None:
-    with pytest.raises(TooLarge, match=r"more than 100,000 bytes needed after [\d,]{4,} states"):
-        explore_native(instances.blockclaims((1, 2, 3, 1), 3, 3, 8), "M", budget=100_000)
+def test_a_search_that_outgrows_its_memory_says_so_and_names_the_way_out() -> None:
+    large = instances.blockclaims((1, 2, 3, 1), 3, 3, 8)
+    said = r"more than 100,000 bytes needed after [\d,]{4,} states.*--memory.*--symmetry"
+    with pytest.raises(TooLarge, match=said):
+        explore_native(large, "M", None, Way(budget=100_000))
+
+
+def test_a_search_that_cannot_begin_is_refused_beforehand() -> None:
+    with pytest.raises(TooLarge, match=r"262,144 bytes needed to start with, 1,000 allowed"):
+        plan(instances.blockclaims((1, 2, 3, 1), 3, 3, 8), budget=1_000)
+
+
+def test_the_plan_says_what_is_needed_at_most() -> None:
+    small = plan(instances.blockclaims(), budget=1 << 20)
+    # two levels of four bytes a state, and a bit for each
+    assert small.most_bytes == 8_192 * 8 + 1_028
+    report = explore_native(instances.blockclaims(), "S", None, Way(budget=1 << 20))
+    assert 0 < int(report.memory["taken"]) <= small.most_bytes <= 1 << 20
+
+
+def test_memory_that_ran_out_is_given_later(tmp_path: Path) -> None:
+    large = instances.blockclaims((1, 2, 3, 1), 3, 3, 8)
+    path = tmp_path / "full.npz"
+    with pytest.raises(TooLarge, match=r"--resume .*full\.npz goes on from there"):
+        explore_native(large, "M", None, Way(budget=300_000, checkpoint=path))
+    report = explore_native(large, "M", None, Way(resume=path, jobs=2))
+    assert (report.states, report.transitions) == (211_888, 2_061_728)
 
 
 def test_numbers_of_states_are_read_back() -> None:
@@ -172,35 +231,117 @@ def test_numbers_of_states_are_read_back() -> None:
 # --- interrupts --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["blockclaims", "pool/keys"])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("blockclaims", Way()),
+        ("blockclaims", Way(jobs=2)),
+        ("blockclaims", Way(symmetric=True)),
+        ("trace/facts", Way()),
+    ],
+)
 def test_an_interrupted_search_goes_on_from_its_checkpoint(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance = instances.PINNED[name]()
-    whole = explore_native(instance, name)
-    monkeypatch.setattr(native, "_CHUNK", 16)
-    monkeypatch.setattr(native._Search, "_expand", _interrupted(native._Search._expand, 20))
+    whole = explore_native(instance, name, None, way)
+    monkeypatch.setattr(native, "CHUNK", 16)
+    monkeypatch.setattr(Search, "_round", _interrupted(Search._round, 20))
     path = tmp_path / "at.npz"
-    with pytest.raises(KeyboardInterrupt):
-        explore_native(instance, name, checkpoint=path)
+    with pytest.raises(Interrupted, match=rf"interrupted .* --resume {path} goes on from there"):
+        explore_native(instance, name, None, replace(way, checkpoint=path))
     monkeypatch.undo()
-    assert _counts(resume(path, instance, name)) == _counts(whole)
-    with pytest.raises(BadOperation, match="of another instance"):
-        resume(path, instances.blockclaims((1, 1), 1, 1, 2), name)
+    assert [each.name for each in tmp_path.iterdir()] == ["at.npz"]
+    found = explore_native(instance, name, None, replace(way, resume=path))
+    assert _counts(found) == _counts(whole)
 
 
-def _interrupted(expand: object, after: int) -> object:
-    calls = iter(range(after))
+def _interrupted(real: Callable[..., None], after: int) -> Callable[..., None]:
+    """Ctrl-C comes in the middle of the round number `after`."""
+    rounds = count(1)
 
-    def stop(search: native._Search) -> None:
-        if next(calls, None) is None:
-            raise KeyboardInterrupt
-        expand(search)  # type: ignore[operator]
+    def stop(search: Search, pool: object) -> None:
+        if next(rounds) == after:
+            signal.raise_signal(signal.SIGINT)
+        real(search, pool)
 
     return stop
 
 
+def test_a_checkpoint_belongs_to_one_instance_and_one_way(tmp_path: Path) -> None:
+    path = tmp_path / "at.npz"
+    Search(instances.blockclaims(), "S", Way(), None).save(path)
+    others: list[tuple[Instance, Way]] = [
+        (instances.blockclaims((1, 1), 1, 1, 2), Way()),
+        (instances.blockclaims(pool=5), Way()),
+        (instances.PINNED["claims"](), Way()),
+        (instances.blockclaims(), Way(symmetric=True)),
+        (instances.blockclaims(), Way(check=False)),
+    ]
+    for instance, way in others:
+        with pytest.raises(BadOperation, match="is a checkpoint of another instance"):
+            explore_native(instance, "X", None, replace(way, resume=path))
+    assert explore_native(instances.blockclaims(), "S", None, Way(resume=path)).states == 6_656
+
+
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.npz").write_bytes(b"nothing")
-    with pytest.raises(BadOperation, match="is no checkpoint"):
-        resume(tmp_path / "x.npz", instances.blockclaims(), "S")
+    for name in ("x.npz", "absent.npz"):
+        with pytest.raises(BadOperation, match="is no checkpoint"):
+            explore_native(instances.blockclaims(), "S", None, Way(resume=tmp_path / name))
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    search = Search(instances.blockclaims(), "S", Way(), None)
+    with pytest.raises(BadOperation, match="cannot write the checkpoint"):
+        search.save(tmp_path / "nowhere" / "at.npz")
+
+
+# --- the command line --------------------------------------------------------------------
+
+
+def _command(*arguments: str) -> tuple[int, str]:
+    out = StringIO()
+    return cli.run(["explore", *arguments], out), out.getvalue()
+
+
+def test_the_command_tells_both_counts_and_the_memory() -> None:
+    code, said = _command("blockclaims", "--symmetry", "--memory", "1M", "--jobs", "2", "--json")
+    found = json.loads(said)
+    assert (code, found["verdict"]) == (0, "HOLDS")
+    assert (found["states"], found["transitions"]) == (6_656, 45_248)
+    assert found["representatives"] == 4_112
+    assert found["memory"] == {
+        "visited": "bitmap", "taken": found["memory"]["taken"], "most": 66_564, "allowed": 1 << 20
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--memory", "1K"), "262,144 bytes needed to start with, 1,024 allowed"),
+        (("--memory", "much"), "memory is given in bytes, such as 500M or 8G, not 'much'"),
+        (("--by", "symbolic", "--symmetry"), "--symmetry is no option of --by symbolic"),
+        (("--by", "python", "--jobs", "2"), "--jobs is no option of --by python"),
+        (("--resume", "absent.npz"), "absent.npz is no checkpoint"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_exit_2(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _command("blockclaims", *arguments)[0] == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_interrupted_command_says_how_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(native, "CHUNK", 16)
+    monkeypatch.setattr(Search, "_round", _interrupted(Search._round, 9))
+    assert _command("blockclaims", "--by", "native", "--jobs", "1")[0] == 130
+    assert "with --resume blockclaims.checkpoint.npz goes on" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    code, said = _command("blockclaims", "--resume", "blockclaims.checkpoint.npz", "--json")
+    assert (code, json.loads(said)["transitions"]) == (0, 45_248)

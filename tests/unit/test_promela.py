@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from kvclaims.checker import instances
+from kvclaims.checker.explore import explore_instance
+from kvclaims.checker.exports import export, target
 from kvclaims.checker.finite import Instance
 from kvclaims.checker.promela import count_with_spin, promela, spin
 from kvclaims.spec.blockclaims import BLOCKCLAIMS
@@ -34,16 +39,40 @@ def test_without_checks_nothing_is_asserted() -> None:
     [
         (instances.blockclaims(), 6_656, 45_248, True),
         (instances.blockclaims((1, 2, 3, 1), 3, 3, 8), 211_888, 2_061_728, False),
-        (instances.claims(), 740, 3_138, True),
         (instances.PINNED["pool/soft-keys"](), 1_236, 7_946, False),
+        (instances.PINNED["groups/requests"](), 1_932, 6_220, False),
     ],
-    ids=["S", "M", "claims", "pool/soft-keys"],
+    ids=["S", "M", "pool/soft-keys", "groups/requests"],
 )
 def test_spin_stores_as_many_states(
     instance: Instance, states: int, transitions: int, check: bool
 ) -> None:
     found = count_with_spin(instance, check=check)
     assert (found.states, found.transitions, found.errors) == (states, transitions, 0)
+
+
+@needs_spin
+@pytest.mark.slow
+@pytest.mark.parametrize("name", instances.PINNED)
+def test_spin_stores_as_many_states_of_every_pinned_instance(name: str) -> None:
+    """What this checker counts is pinned by hand in `test_explore`."""
+    instance = instances.PINNED[name]()
+    ours = explore_instance(instance, name)
+    found = count_with_spin(instance, optimized=False)
+    assert (found.states, found.transitions) == (ours.states, ours.transitions)
+
+
+@needs_spin
+def test_a_written_file_is_what_spin_reads(tmp_path: Path) -> None:
+    """The commands that `--export` prints, run as printed."""
+    path = tmp_path / "claims.pml"
+    found = export("claims", {}, target(str(path), "claims"))
+    command = found.reading.removeprefix("check it with: ")
+    ran = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert re.search(r"\b741 states, stored", ran.stdout), "740, and the choice of the initial one"
+    assert "errors: 0" in ran.stdout
 
 
 @needs_spin

@@ -32,6 +32,9 @@ from kvclaims.spec.vocabulary import Verdict
 OBLIGATIONS = {
     "claims": 230,
     "pool": 620,
+    "admission": 169,
+    "groups": 684,
+    "arbitration": 27,
     "written": 166,
     "owners": 71,
     "tiers": 267,
@@ -119,7 +122,7 @@ def test_a_rule_selects_its_obligations() -> None:
     [
         ("Z9", None, "unknown rule 'Z9'"),
         (None, "engine", "unknown machine 'engine'"),
-        ("V1", None, "no machine states rule V1"),
+        ("B8", None, "no machine states rule B8"),
     ],
 )
 def test_wrong_selections_are_named(rule: str | None, machine: str | None, message: str) -> None:

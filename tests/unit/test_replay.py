@@ -55,7 +55,7 @@ def test_a_planted_fault_shows_again(tmp_path: Path) -> None:
     code, text = command(str(path))
     assert code == 1
     assert "VIOLATED B1 a block is in the free queue exactly when nobody refers to it" in text
-    assert ", at register(r1, 1, " in text
+    assert "(at register(r1, 1, " in text
     assert "2 step" in text
     assert "request r1: state: waiting → finished" in text
     assert replay(written(tmp_path)).verdict is Verdict.HOLDS

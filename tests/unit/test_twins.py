@@ -11,6 +11,9 @@ from kvclaims.spec.vocabulary import Verdict
 GUARDS = {
     "claims": 18,
     "pool": 58,
+    "admission": 33,
+    "groups": 45,
+    "arbitration": 6,
     "written": 18,
     "owners": 8,
     "tiers": 20,

@@ -1,0 +1,61 @@
+"""Does lending the activation reserve pay?  One amount of memory, several chunks, three policies.
+
+    python benchmarks/elastic.py                          chunks 128, 512 and 2048, three runs each
+    python benchmarks/elastic.py --chunks 256,2048 --runs 5
+
+Needs a vLLM that runs on this CPU.  Times are medians over the runs, of this process's CPU; what is
+measured and what is modelled stands in `kvclaims.bridge.vllm.elastic_bench`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+
+from kvclaims.bridge.vllm.elastic_bench import BenchReport, bench
+from kvclaims.spec.interface import BadOperation, EngineMissing
+from kvclaims.spec.vocabulary import Verdict
+
+
+def table(reports: Sequence[BenchReport]) -> str:
+    """One Markdown row a policy and chunk, medians over the reports."""
+    head = "| policy | chunk | KV tokens | first token, ms | decode step, ms | toggles |"
+    lines = [head + " a toggle, ms | preempted | refused |", "|---|" + "---|" * 8]
+    for rows in zip(*(report.rows for report in reports), strict=True):
+        row = rows[0]
+        firsts = [r.first_token_ms for r in rows if r.first_token_ms is not None]
+        first = f"{statistics.median(firsts):.0f}" if firsts else "all refused"
+        decode = statistics.median(r.decode_ms for r in rows)
+        toggle = statistics.median(r.toggle_ms for r in rows)
+        lines.append(
+            f"| {row.policy} | {row.chunk} | {row.base_blocks * 32:,} to "
+            f"{row.most_blocks * 32:,} | {first} | {decode:.1f} | {row.toggles} | {toggle:.2f} | "
+            f"{row.preempted} | {row.refused} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--chunks", default="128,512,2048")
+    parser.add_argument("--runs", type=int, default=3)
+    given = parser.parse_args()
+    try:
+        chunks = tuple(int(chunk) for chunk in given.chunks.split(","))
+        reports = [
+            bench(lambda text: print(text, file=sys.stderr), chunks) for _ in range(given.runs)
+        ]
+    except (ValueError, BadOperation, EngineMissing) as error:
+        print(f"elastic: {error}", file=sys.stderr)
+        return 2
+    if not reports:
+        print("elastic: give at least one run", file=sys.stderr)
+        return 2
+    print(table(reports))
+    return 0 if all(report.verdict is Verdict.HOLDS for report in reports) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

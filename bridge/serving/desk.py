@@ -1,0 +1,399 @@
+"""The desk: who may do what to which claim, and what each one is told (Q1 to Q3).
+
+It lives where the scheduler lives and is called between its steps only, so it needs no lock.
+Inside, a claim is called `owner/claim_id`; an owner's namespace is its own, and what belongs to
+others is known to it by an opaque id and a size.  Time is the wall's, in milliseconds (`TICKS`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import secrets
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from kvclaims.bridge.serving.settings import Settings
+from kvclaims.bridge.serving.tally import OTHERS, Tally
+from kvclaims.bridge.serving.wire import (
+    TICKS,
+    BadClaim,
+    Order,
+    parse_order,
+    read_duration,
+    read_json,
+    read_name,
+    ticks,
+)
+from kvclaims.bridge.vllm.limits import HardShare, Limits
+from kvclaims.spec.feasibility import Judgement, Situation
+from kvclaims.spec.interface import BadOperation, ClaimAnswer, ClaimSpec
+from kvclaims.spec.vocabulary import Decision, Outcome, Phase, Protection
+
+ANONYMOUS: Final = "anonymous"
+"""The owner of a claim that names none."""
+
+_KEPT_REFUSALS: Final = 4096
+_MOST_LISTED: Final = 1000
+
+
+@dataclass(frozen=True)
+class Who:
+    """Who asks: an owner, or the operator (who names the owner it speaks of, where it matters)."""
+
+    owner: str
+    operator: bool = False
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A request that was turned away.  `blockers` maps claims to their size in blocks."""
+
+    judgement: Judgement
+    needed: int
+    blockers: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What HTTP says: a status and a JSON object."""
+
+    status: int
+    body: dict[str, Any]
+
+
+class Desk:
+    """`enforcer` is the claim layer of one live scheduler."""
+
+    def __init__(
+        self,
+        enforcer: Any,
+        settings: Settings,
+        tally: Tally,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.enforcer = enforcer
+        self.settings = settings
+        self.tally = tally
+        self._clock = clock
+        self._start = clock()
+        self._secret = secrets.token_bytes(16)
+        self._answers: dict[str, dict[str, Any]] = {}
+        """What to tell running requests that made a claim, by request id."""
+        self._refusals: OrderedDict[str, Refusal] = OrderedDict()
+        limits = Limits(settings.quotas, settings.default_quota, settings.cap(enforcer.usable))
+        enforcer.book.share = HardShare(limits)
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Bring the claims' clock up to now; claims whose time is up end here (L6)."""
+        now = int((self._clock() - self._start) * TICKS)
+        if now > self.enforcer.book.now:
+            self.enforcer.advance(now - self.enforcer.book.now)
+        self.enforcer.book.tidy(self.settings.remember)
+
+    # -- claims that come with requests ----------------------------------------------------------
+
+    def arrived(
+        self, request_id: str, raw: Any, tokens: tuple[int, ...] | None, salt: str, adapter: str
+    ) -> None:
+        """A request brought a claim on its own prompt.  A claim that is no good is answered as
+        such; the request itself is served as if it had brought none."""
+        self.tick()
+        try:
+            order = parse_order(read_json(raw) if isinstance(raw, str) else raw, prefix=False)
+            if not tokens:
+                raise BadClaim("the prompt has no token ids that a claim could speak of")
+            order = replace(order, tokens=tokens, salt=salt, adapter=adapter)
+            told = self._declare(order, order.owner or ANONYMOUS)
+        except (BadClaim, BadOperation) as error:
+            told = {"decision": "rejected", "error": str(error)}
+        self._answers[request_id] = told
+
+    def answer(self, request_id: str) -> dict[str, Any] | None:
+        """What the request is told of its claim when it ends, once."""
+        told = self._answers.pop(request_id, None)
+        return None if told is None else {"claim": told}
+
+    def refused(self, request_id: str, judgement: Judgement, situation: Situation) -> None:
+        """A request was turned away (F4)."""
+        promises = situation.promises
+        blockers = {
+            c: len(promises[c].covered) + promises[c].reserve for c in judgement.blocking_claims
+        }
+        needed = len(situation.holds) + situation.need
+        self._refusals[request_id] = Refusal(judgement, needed, blockers)
+        if len(self._refusals) > _KEPT_REFUSALS:
+            self._refusals.popitem(last=False)
+
+    def told_refusal(self, request_id: str, owner: str) -> dict[str, Any]:
+        """The answer of a refused request, for its owner's eyes."""
+        return self._describe(self._refusals[request_id], Who(owner))
+
+    # -- operations ------------------------------------------------------------------------------
+
+    def operate(self, message: Mapping[str, Any]) -> Answer:
+        """One operation: `op`, `owner`, `operator`, and what the operation needs."""
+        try:
+            who = Who(
+                read_name("owner", message.get("owner") or ANONYMOUS),
+                message.get("operator") is True,
+            )
+            handle = _OPERATIONS.get(str(message.get("op")))
+            if handle is None:
+                raise BadClaim("no such operation", 404)
+            self.tick()
+            answer: Answer = handle(self, who, message)
+        except BadClaim as error:
+            return Answer(error.status, {"error": str(error)})
+        except BadOperation as error:
+            return Answer(409, {"error": str(error)})
+        return answer
+
+    def _op_declare(self, who: Who, message: Mapping[str, Any]) -> Answer:
+        order = parse_order(message.get("claim"), prefix=True)
+        self._allow(who, order)
+        told = self._declare(order, order.owner or who.owner)
+        return Answer(409 if told["decision"] == Decision.REFUSED else 201, told)
+
+    def _op_check(self, who: Who, message: Mapping[str, Any]) -> Answer:
+        """Whether a claim that comes with a request would be decided at all; nothing changes."""
+        order = parse_order(message.get("claim"), prefix=False)
+        self._allow(who, order)
+        owner = order.owner or who.owner
+        self._check_id(order, owner)
+        self._check_count(owner)
+        return Answer(200, {})
+
+    def _op_inspect(self, who: Who, message: Mapping[str, Any]) -> Answer:
+        claim = self._own(who, message)
+        view = self.enforcer.book.view(claim)
+        survival = {"leading": view.leading, "survivors": view.survivors}
+        return Answer(200, {**self._summary(claim), **survival})
+
+    def _op_list(self, who: Who, message: Mapping[str, Any]) -> Answer:
+        mine = [c for c in self._claims() if who.operator or c.spec.owner == who.owner]
+        listed = [self._summary(claim) for claim in mine[-_MOST_LISTED:]]
+        return Answer(200, {"claims": listed, "left_out": len(mine) - len(listed)})
+
+    def _op_renew(self, who: Who, message: Mapping[str, Any]) -> Answer:
+        duration = read_duration(message.get("renewal"))
+        claim = self._own(who, message, in_force=True)
+        self.enforcer.book.renew(claim.spec.claim_id, ticks(duration))
+        return Answer(200, self._summary(claim))
+
+    def _op_demote(self, who: Who, message: Mapping[str, Any]) -> Answer:
+        return self._end(who, message, Phase.DEMOTED)
+
+    def _op_release(self, who: Who, message: Mapping[str, Any]) -> Answer:
+        return self._end(who, message, Phase.RELEASED)
+
+    def _op_pool(self, who: Who, message: Mapping[str, Any]) -> Answer:
+        share = self.enforcer.book.share
+        body = {**self._numbers(), "block_size": self.enforcer.block_size}
+        body["hard_blocks"] = share.used.get(who.owner, 0)
+        body["quota"] = share.quota(who.owner)
+        body["hard_cap"] = share.limits.cap
+        return Answer(200, body)
+
+    def _op_verdict(self, who: Who, message: Mapping[str, Any]) -> Answer:
+        """Why the request of this (external) id was turned away, if it was."""
+        wanted = re.compile(
+            rf"(\d+_)?[a-z]+-{re.escape(str(message.get('request')))}(-\d+)?(-[0-9a-f]{{8}})?"
+        )
+        for request_id in reversed(self._refusals):
+            if wanted.fullmatch(request_id):
+                return Answer(200, self._describe(self._refusals[request_id], who))
+        raise BadClaim("no such request was refused", 404)
+
+    def _op_stats(self, who: Who, message: Mapping[str, Any]) -> Answer:
+        return Answer(200, self.stats())
+
+    # -- deciding --------------------------------------------------------------------------------
+
+    def _declare(self, order: Order, owner: str) -> dict[str, Any]:
+        self._check_id(order, owner)
+        spec = order.spec(f"{owner}/{order.claim_id}", owner, self.enforcer.block_size)
+        self._check_size(spec)
+        self._check_count(owner)
+        answer: ClaimAnswer = self.enforcer.declare(spec)
+        claim = self.enforcer.book.claims[spec.claim_id]
+        numbers = {
+            "decision": answer.decision.value,
+            "reason": answer.reason,
+            "asked_blocks": spec.predicate.n,
+            "cost_blocks": answer.cost,
+            "headroom_blocks": answer.headroom,
+        }
+        return {**numbers, **self._summary(claim)}
+
+    def _check_id(self, order: Order, owner: str) -> None:
+        """Ids do not return but with a higher generation (L1)."""
+        book = self.enforcer.book
+        last = book.generation(f"{owner}/{order.claim_id}")
+        if order.generation <= last:
+            raise BadClaim(
+                f"claim {order.claim_id} was declared before: it returns after its end, with a "
+                f"generation of {last + 1} or more",
+                409,
+            )
+
+    def _check_size(self, spec: ClaimSpec) -> None:
+        usable = self.enforcer.usable
+        least = spec.predicate.n if spec.min_blocks is None else spec.min_blocks
+        if least > usable and spec.protection is Protection.HARD:
+            raise BadClaim(f"the claim asks for {least} blocks of a pool of {usable}", 413)
+
+    def _check_count(self, owner: str) -> None:
+        most = self.settings.claims_per_owner
+        if self.enforcer.book.in_force(owner) >= most:
+            raise BadClaim(f"{most} claims of this owner are in force: end one first", 429)
+
+    def _allow(self, who: Who, order: Order) -> None:
+        if order.owner is not None and order.owner != who.owner and not who.operator:
+            raise BadClaim("a claim belongs to its owner: declare it in your own name", 403)
+
+    def _own(self, who: Who, message: Mapping[str, Any], in_force: bool = False) -> Any:
+        """The claim of this name among those that the asker may see (Q1)."""
+        name = read_name("claim_id", message.get("claim_id"))
+        claim = self.enforcer.book.claims.get(f"{who.owner}/{name}")
+        if claim is None:
+            raise BadClaim("no such claim", 404)
+        if in_force and not claim.responsible:
+            raise BadClaim(f"the claim is {claim.phase} already", 409)
+        return claim
+
+    def _end(self, who: Who, message: Mapping[str, Any], how: Phase) -> Answer:
+        claim = self._own(who, message, in_force=True)
+        self.enforcer.end_claim(claim.spec.claim_id, how)
+        return Answer(200, self._summary(claim))
+
+    # -- telling ---------------------------------------------------------------------------------
+
+    def _claims(self) -> Iterable[Any]:
+        return self.enforcer.book.claims.values()
+
+    def _summary(self, claim: Any) -> dict[str, Any]:
+        spec, granted = claim.spec, claim.granted
+        refused = claim.phase is Phase.REFUSED
+        return {
+            "claim_id": spec.claim_id.partition("/")[2],
+            "owner": spec.owner,
+            "generation": spec.generation,
+            "protection": spec.protection.value,
+            "phase": claim.phase.value,
+            "granted_blocks": 0 if refused else granted.n,
+            "start": granted.start,
+            "covered_blocks": len(claim.cover) if claim.responsible else 0,
+            "reserved_blocks": claim.reserve,
+            "ends_in": self._ends_in(claim),
+        }
+
+    def _ends_in(self, claim: Any) -> float | None:
+        if claim.end is None or not claim.responsible:
+            return None
+        return max(0.0, (claim.end - self.enforcer.book.now) / TICKS)
+
+    def _describe(self, refusal: Refusal, who: Who) -> dict[str, Any]:
+        judgement, usable = refusal.judgement, self.enforcer.usable
+        body: dict[str, Any] = {
+            "outcome": judgement.outcome.value,
+            "shortfall": judgement.shortfall,
+            "missing_now": judgement.missing_now,
+            "needed_blocks": refusal.needed,
+            "usable_blocks": usable,
+            "blocking_claims": [self._blamed(c, n, who) for c, n in refusal.blockers.items()],
+        }
+        if judgement.outcome is Outcome.CAPACITY_REQUIRED:
+            body["fits_tokens"] = usable * self.enforcer.block_size
+        else:
+            body["retry_after"] = self._retry_after(refusal.blockers)
+        return body
+
+    def _blamed(self, claim: str, blocks: int, who: Who) -> dict[str, Any]:
+        """A blocking claim as the asker may know it (Q3)."""
+        owner, _, name = claim.rpartition("/")
+        if who.operator or owner == who.owner:
+            return {"claim": name, "owner": owner, "blocks": blocks}
+        return {"claim": self.opaque(claim), "blocks": blocks}
+
+    def opaque(self, name: str) -> str:
+        """The same name for the same thing while this engine runs, and nothing that leads back."""
+        return hashlib.blake2b(name.encode(), key=self._secret, digest_size=6).hexdigest()
+
+    def _retry_after(self, blockers: Iterable[str]) -> int:
+        """Seconds until the last of the blocking claims ends; the setting where one has no end."""
+        book = self.enforcer.book
+        claims = [book.claims[c] for c in blockers if c in book.claims]
+        ends = [self._ends_in(claim) for claim in claims if claim.responsible]
+        if not ends:
+            return 1
+        if None in ends:
+            return self.settings.retry_after
+        return max(1, math.ceil(max(end for end in ends if end is not None)))
+
+    def _numbers(self) -> dict[str, int]:
+        """The pool in blocks."""
+        enforcer, book = self.enforcer, self.enforcer.book
+        hard = [c for c in self._claims() if c.hard and c.responsible]
+        return {
+            "usable_blocks": enforcer.usable,
+            "active_blocks": len({b for held in enforcer.observer.held.values() for b in held}),
+            "protected_blocks": len({b for c in hard for b in c.cover.values()}),
+            "reserved_blocks": book.owed,
+            "free_blocks": enforcer.queue_length(),
+            "headroom_blocks": book.headroom(),
+        }
+
+    def stats(self) -> dict[str, Any]:
+        """Everything that `/metrics` shows."""
+        label = self._label
+        tally = self.tally
+        claims = list(self._claims())
+        states = Counter(r.state for r in self.enforcer.requests.records.values())
+        return {
+            **self._numbers(),
+            "run_id": self.settings.run_id,
+            "phases": Counter(claim.phase.value for claim in claims),
+            "requests": {s: states.get(s, 0) for s in ("waiting", "loading", "running")},
+            "claims": [
+                {
+                    **label(claim.spec.claim_id),
+                    "protection": claim.spec.protection.value,
+                    "phase": claim.phase.value,
+                    "footprint": claim.footprint,
+                    "covered": len(claim.cover),
+                    "reserve": claim.reserve,
+                }
+                for claim in claims
+                if claim.responsible
+            ][:_MOST_LISTED],
+            "refusals": [
+                {**label(c), "outcome": o, "count": n} for (c, o), n in tally.refusals.items()
+            ],
+            "harms": [{**label(c), "cause": o, "count": n} for (c, o), n in tally.harms.items()],
+            "outcomes": tally.outcomes,
+            "shortfall": tally.shortfall,
+            "ages": tally.ages,
+            "age_sum": tally.age_sum,
+        }
+
+    def _label(self, claim: str) -> dict[str, str]:
+        owner, _, name = claim.rpartition("/")
+        if claim == OTHERS:
+            return {"claim": OTHERS, "owner": OTHERS}
+        if self.settings.metrics_names:
+            return {"claim": name, "owner": owner}
+        return {"claim": self.opaque(claim), "owner": self.opaque(owner)}
+
+
+_OPERATIONS: Final[dict[str, Any]] = {
+    name.removeprefix("_op_"): method
+    for name, method in vars(Desk).items()
+    if name.startswith("_op_")
+}

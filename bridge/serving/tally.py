@@ -1,0 +1,88 @@
+"""What the events of a run add up to: the counters behind `/metrics`, in bounded memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, OrderedDict
+from typing import Any, Final
+
+from kvclaims.spec.telemetry import Event
+from kvclaims.spec.vocabulary import Outcome
+
+AGES: Final = (1, 10, 60, 300, 1800, 7200, 43200, 172800)
+"""Upper bounds of the histogram of ages at loss, in seconds."""
+
+MOST_LABELS: Final = 1000
+"""Claims that have a counter of their own; later ones are counted together."""
+
+OTHERS: Final = "(others)"
+
+_REMEMBERED: Final = 100_000
+_NANOSECONDS: Final = 1_000_000_000
+
+
+class Tally:
+    """Counters over one run; `heard` takes each event as it happens."""
+
+    def __init__(self) -> None:
+        self.refusals: Counter[tuple[str, str]] = Counter()
+        """By claim and outcome (refused or deferred)."""
+        self.harms: Counter[tuple[str, str]] = Counter()
+        """By claim and cause."""
+        self.outcomes: Counter[str] = Counter()
+        self.shortfall = 0
+        self.ages = [0] * (len(AGES) + 1)
+        self.age_sum = 0.0
+        self._accepted: OrderedDict[str, int] = OrderedDict()
+
+    def heard(self, event: Event) -> None:
+        react = _REACTIONS.get(event.event)
+        if react is not None:
+            react(self, event)
+
+    def _label(self, claim: str, what: str, counter: Counter[tuple[str, str]]) -> tuple[str, str]:
+        known = (claim, what) in counter or len(counter) < MOST_LABELS
+        return (claim if known else OTHERS, what)
+
+    def _blocked(self, event: Event) -> None:
+        outcome = str(event.data["outcome"])
+        for claim in event.data["blocking_claim_ids"]:
+            self.refusals[self._label(claim, outcome, self.refusals)] += 1
+        if outcome != Outcome.DEFERRED:
+            self.outcomes[outcome] += 1
+            self.shortfall += event.data["capacity_shortfall_blocks"]
+
+    def _finished(self, event: Event) -> None:
+        self.outcomes[str(event.data["outcome"])] += 1
+
+    def _aborted(self, event: Event) -> None:
+        self.outcomes[Outcome.ABORTED.value] += 1
+
+    def _begins(self, event: Event) -> None:
+        self._accepted[str(event.claim_id)] = event.timestamp_ns
+        if len(self._accepted) > _REMEMBERED:
+            self._accepted.popitem(last=False)
+
+    def _harmed(self, event: Event) -> None:
+        key = self._label(str(event.claim_id), str(event.data["cause"]), self.harms)
+        self.harms[key] += 1
+        self._lost(event)
+
+    def _lost(self, event: Event) -> None:
+        """Content that was claimed is gone; the first loss of a claim gives its age."""
+        since = self._accepted.pop(str(event.claim_id), None)
+        if since is not None:
+            age = (event.timestamp_ns - since) / _NANOSECONDS
+            self.ages[bisect_left(AGES, age)] += 1
+            self.age_sum += age
+
+
+_REACTIONS: Final[dict[str, Any]] = {
+    "active_request_deferred": Tally._blocked,
+    "active_request_refused": Tally._blocked,
+    "active_request_finished": Tally._finished,
+    "active_request_aborted": Tally._aborted,
+    "resident_claim_accepted": Tally._begins,
+    "resident_claim_harmed": Tally._harmed,
+    "block_lost_after_release": Tally._lost,
+}

@@ -1,0 +1,257 @@
+"""vLLM's scheduler and allocator, driven by a model runner that only pretends.
+
+For every token that a step computes the runner writes the name of the content up to there into
+the block that vLLM's table named when the step began.  It reads before it writes, as a real one
+does: a block whose earlier tokens are not what the request says leaves garbage.  So the memory
+shows what was written where, whatever tables say afterwards.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvclaims.bridge.vllm import setup
+from kvclaims.bridge.vllm.names import ContentChain
+from kvclaims.bridge.vllm.observer import PoolObserver
+from kvclaims.bridge.vllm.scheduler import AsyncClaimScheduler, ClaimScheduler
+from kvclaims.spec.content import GENERATED_TOKEN, fingerprint, partial_content
+from kvclaims.spec.interface import (
+    BadOperation,
+    KvEvent,
+    NotExposed,
+    PoolConfig,
+    PoolStep,
+    RequestSpec,
+)
+
+_GARBAGE: Final = "garbage"
+_GROUP_BYTES: Final = 4
+
+
+class SimulatedMemory:
+    """What was last written into each block: the content it names, and its tokens."""
+
+    def __init__(self, blocks: int, block_size: int) -> None:
+        self._size = block_size
+        self._blank: tuple[str, str, tuple[int, ...]] = ("", "", ())
+        self._blocks = [self._blank] * blocks
+        """Each block's name, the parent it continues, and the tokens in it."""
+
+    def digest(self, block: int) -> int:
+        return fingerprint(self._blocks[block][0])
+
+    def write(
+        self, block: int, at: int, parent: str, tokens: Sequence[int], full: str | None
+    ) -> None:
+        """Write `tokens[at:]` of a block that holds `tokens` afterwards; `full` names it if it is
+        full then."""
+        _, before, held = self._blocks[block]
+        if at and (before != parent or held[:at] != tuple(tokens[:at])):
+            self._blocks[block] = (_GARBAGE, "", ())
+            return
+        name = partial_content(parent, tokens) if full is None else full
+        self._blocks[block] = (name, parent, tuple(tokens))
+
+    def discard(self) -> None:
+        """All of it is given up and comes back blank."""
+        self._blocks = [self._blank] * len(self._blocks)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step does for one request: tokens `start` to `end` go into `table`'s blocks."""
+
+    request_id: str
+    start: int
+    end: int
+    tokens: tuple[int, ...]
+    names: tuple[str, ...]
+    domain: str
+    table: tuple[int, ...]
+    samples: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step in flight: what vLLM scheduled, and what the runner does for it."""
+
+    output: Any
+    work: tuple[Work, ...]
+
+
+class SimulatedDriver:
+    """The engine around the scheduler.  Up to `config.in_flight` steps run at a time."""
+
+    def __init__(self, config: PoolConfig) -> None:
+        if config.windows != (0,):
+            raise NotExposed("several KV groups under claims: only one full-attention group")
+        if config.drafts or config.host_blocks:
+            raise NotExposed("speculative tokens and a host tier, in this adapter")
+        kind = AsyncClaimScheduler if config.in_flight > 1 else ClaimScheduler
+        self.scheduler = setup.make_scheduler(
+            kind,
+            config.usable,
+            config.block_size,
+            policy=config.policy,
+            asynchronous=config.in_flight > 1,
+        )
+        self.scheduler.use_v2_model_runner = False
+        if config.token_budget:
+            self.scheduler.max_num_scheduled_tokens = config.token_budget
+        self._config = config
+        self._hasher = setup.block_hasher(config.block_size)
+        self._memory = SimulatedMemory(config.usable + 1, config.block_size)
+        self._chains: dict[str, ContentChain] = {}
+        self._domains: dict[str, str] = {}
+        self._flying: deque[Step] = deque()
+
+    def request(self, spec: RequestSpec, extra_args: dict[str, Any]) -> Any:
+        if spec.external or spec.accepts or spec.modality:
+            raise NotExposed("external tokens, drafts and modality inputs, in this adapter")
+        self._domains[spec.request_id] = spec.domain
+        return setup.make_request(
+            spec.request_id,
+            spec.tokens,
+            spec.max_new_tokens,
+            self._hasher,
+            salt=spec.salt,
+            adapter=spec.adapter,
+            priority=spec.priority,
+            extra_args=extra_args,
+        )
+
+    def add(self, request: Any) -> None:
+        self.scheduler.add_request(request)
+
+    def step(self) -> None:
+        while self._flying:
+            self.complete()
+        self.dispatch()
+        self.complete()
+
+    def dispatch(self) -> None:
+        if len(self._flying) >= self._config.in_flight:
+            raise BadOperation(f"{self._config.in_flight} steps are in flight")
+        output = self.scheduler.schedule()
+        work = tuple(self._plan(r, n) for r, n in output.num_scheduled_tokens.items())
+        self._flying.append(Step(output, work))
+
+    def complete(self) -> None:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        if not self._flying:
+            raise BadOperation("no step is in flight")
+        step = self._flying.popleft()
+        for work in step.work:
+            self._write(work)
+        ids = [work.request_id for work in step.work]
+        self.scheduler.update_from_output(
+            step.output,
+            ModelRunnerOutput(
+                req_ids=ids,
+                req_id_to_index={r: i for i, r in enumerate(ids)},
+                sampled_token_ids=[[GENERATED_TOKEN] if w.samples else [] for w in step.work],
+                logprobs=None,
+                prompt_logprobs_dict={},
+                pooler_output=[],
+            ),
+        )
+        for request_id in [r for r in self._chains if r not in self.scheduler.requests]:
+            del self._chains[request_id]
+
+    def computed(self, request_id: str) -> int | None:
+        """Leading tokens of a running request that completed steps have written."""
+        request = self.scheduler.requests.get(request_id)
+        if request is None:
+            return 0
+        under_way = sum(
+            w.end - w.start for s in self._flying for w in s.work if w.request_id == request_id
+        )
+        return int(request.num_computed_tokens) - under_way
+
+    def fingerprint(self, blocks: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(self._memory.digest(b) for b in blocks)
+
+    def discard(self) -> None:
+        """The memory is given up (sleep)."""
+        self._memory.discard()
+
+    def close(self) -> None:
+        self.scheduler.shutdown()
+
+    def _plan(self, request_id: str, count: int) -> Work:
+        """What the step writes for a request; its tokens not known yet are the generated one."""
+        request = self.scheduler.requests[request_id]
+        end = request.num_computed_tokens  # advanced by schedule() already
+        size = self._config.block_size
+        known = request.all_token_ids
+        first = (end - count) // size
+        domain = self._domains.get(request_id, "")
+        chain = self._chains.setdefault(request_id, ContentChain(size, domain))
+        padded = [*known, *[GENERATED_TOKEN] * (end - len(known))] if end > len(known) else known
+        chain.extend(padded[:end])
+        return Work(
+            request_id,
+            end - count,
+            end,
+            tuple(padded[first * size : end]),
+            tuple(chain.ids[max(0, first - 1) :]),
+            domain,
+            tuple(self.scheduler.kv_cache_manager.get_block_ids(request_id)[0]),
+            not request.is_prefill_chunk,
+        )
+
+    def _write(self, work: Work) -> None:
+        size = self._config.block_size
+        first = work.start // size
+        name_of = dict(enumerate(work.names, start=max(0, first - 1)))
+        for position in range(first, -(-work.end // size)):
+            begin = (position - first) * size
+            tokens = work.tokens[begin : begin + size]
+            parent = name_of[position - 1] if position else work.domain
+            at = max(0, work.start - position * size)
+            full = name_of.get(position) if len(tokens) == size else None
+            self._memory.write(work.table[position], at, parent, tokens, full)
+
+
+class EventTap:
+    """vLLM's own KV events of one watched pool, in the contract's names (B8)."""
+
+    def __init__(self, observer: PoolObserver) -> None:
+        pool = observer.pool
+        pool.enable_kv_cache_events = True
+        self._observer = observer
+        self._names: dict[Any, str] = {}
+        self._seen: list[Any] = []
+        self._take = pool.take_events
+        pool.take_events = self._keep
+        observer.listen(self._learn)
+
+    def _learn(self, step: PoolStep) -> None:
+        """A hash became visible: remember what vLLM's events will call it."""
+        if step.action != "register":
+            return
+        from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+        for raw, name in self._observer.keys.get(step.args["b"], {}).items():
+            self._names[maybe_convert_block_hash(bytes(raw)[:-_GROUP_BYTES])] = name
+
+    def news(self) -> tuple[KvEvent, ...]:
+        """What was told since the last call."""
+        self._keep()
+        seen, self._seen = self._seen, []
+        return tuple(self._read(event) for event in seen)
+
+    def _keep(self) -> Any:
+        """The engine takes its events: keep them for us too."""
+        events = self._take()
+        self._seen += events
+        return events
+
+    def _read(self, event: Any) -> KvEvent:
+        kinds = {"BlockStored": "stored", "BlockRemoved": "removed", "AllBlocksCleared": "cleared"}
+        keys = tuple(self._names.get(h, str(h)) for h in getattr(event, "block_hashes", ()))
+        return KvEvent(kinds[type(event).__name__], keys)

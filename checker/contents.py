@@ -1,0 +1,210 @@
+"""Whether each property of a machine says anything, and each action does: VACUOUS where not.
+
+A proof of an empty property is easy.  So beside its proof each property shows where its
+premises hold (`checker.vacuity`) and a machine that breaks it (`checker.mustfail`), and each
+action a pinned instance in which it is taken.  What was shown before, and has not changed
+since, is taken from the folder of proofs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from types import ModuleType
+from typing import Any, Final
+
+from kvclaims.checker import altered, columns, explore, finite, mustfail, mutants, vacuity
+from kvclaims.checker.altered import instances_of
+from kvclaims.checker.instances import PINNED
+from kvclaims.checker.proofcache import ProofCache, content_key
+from kvclaims.checker.verdicts import Progress
+from kvclaims.spec import language
+from kvclaims.spec.language import Machine, Property
+from kvclaims.spec.vocabulary import Verdict
+
+_JUDGES: Final[tuple[ModuleType, ...]] = (
+    language, altered, columns, explore, finite, mustfail, mutants, vacuity
+)  # fmt: skip
+"""Modules whose text decides what is shown."""
+
+_SHARE: Final = 8
+"""Properties that one process takes at a time."""
+
+ACTIONS: Final = "every action is taken"
+
+HOW: Final = "see `kvclaims mutate --propose`"
+
+
+@dataclass(frozen=True)
+class Content:
+    """What shows that a property says something, or an action does; `problem` if nothing does.
+
+    `seen` maps each premise to the instance in which it holds.  `twin` is the must-fail twin
+    and `breaks` what it breaks; a consequence of other properties has a `reason` instead.
+    """
+
+    machine: str
+    rule: str
+    name: str
+    verdict: Verdict
+    seen: tuple[tuple[str, str], ...] = ()
+    twin: str = ""
+    instance: str = ""
+    breaks: tuple[str, ...] = ()
+    reason: str = ""
+    problem: str = ""
+    cached: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "machine": self.machine,
+            "rule": self.rule,
+            "property": self.name,
+            "verdict": self.verdict,
+            "premises": dict(self.seen),
+            "twin": self.twin or None,
+            "instance": self.instance or None,
+            "breaks": list(self.breaks),
+            "reason": self.reason or None,
+            "problem": self.problem or None,
+            "cached": self.cached,
+        }
+
+    def __str__(self) -> str:
+        rule = f"{self.rule} " if self.rule else ""
+        return f"{self.verdict}: {rule}{self.name!r} of {self.machine}: {self.problem}"
+
+
+def examine(machine: Machine, prop: Property) -> Content:
+    """Look for where the premises of the property hold, and run its must-fail twin."""
+    witnesses = vacuity.witnesses(machine, prop)
+    seen = tuple((w.premise, w.instance) for w in witnesses if w.instance)
+    entry = mustfail.entries().get((machine.name, prop.name))
+    verdict, problem = Verdict.HOLDS, ""
+    broken: tuple[str, ...] = ()
+    if empty := [w.premise for w in witnesses if not w.instance]:
+        verdict = Verdict.VACUOUS
+        problem = f"no pinned instance has a state or step with {empty[0]}"
+    elif entry is None:
+        verdict, problem = Verdict.VACUOUS, f"no must-fail twin is known; {HOW}"
+    elif entry.twin:
+        verdict, problem, broken = _twin(entry, machine, prop)
+    return Content(
+        machine.name,
+        prop.rule,
+        prop.name,
+        verdict,
+        seen,
+        entry.twin if entry else "",
+        entry.instance if entry else "",
+        broken,
+        entry.reason if entry else "",
+        problem,
+    )
+
+
+def _twin(
+    entry: mustfail.Entry, machine: Machine, prop: Property
+) -> tuple[Verdict, str, tuple[str, ...]]:
+    broken = mustfail.broken_by(entry, machine, prop)
+    if isinstance(broken, str):
+        return Verdict.VACUOUS, f"{broken}; {HOW}", ()
+    if prop.name not in broken:
+        return Verdict.VACUOUS, f"its must-fail twin does not break it: {entry.twin}", broken
+    if set(broken) != set(entry.breaks):
+        told, found = ", ".join(entry.breaks), ", ".join(broken)
+        return Verdict.VIOLATED, f"its must-fail twin breaks {found}, not {told}", broken
+    return Verdict.HOLDS, "", broken
+
+
+def examine_actions(machine: Machine) -> Content:
+    """Look for a pinned instance that takes each action."""
+    idle = vacuity.never_fired(machine)
+    verdict = Verdict.VACUOUS if idle else Verdict.HOLDS
+    problem = f"no pinned instance takes {', '.join(idle)}" if idle else ""
+    return Content(machine.name, "", ACTIONS, verdict, problem=problem)
+
+
+# --- all of them -------------------------------------------------------------------------
+
+
+def contents(
+    machines: Sequence[Machine],
+    rule: str | None = None,
+    progress: Progress | None = None,
+    cache: ProofCache | None = None,
+    jobs: int = 1,
+) -> tuple[Content, ...]:
+    """What shows that the properties of the machines (of one rule, or all) say something, and
+    where no rule is named, that their actions are taken."""
+    found: dict[tuple[str, str], Content | None] = {}
+    keys: dict[tuple[str, str], str] = {}
+    tasks: list[tuple[Machine, tuple[str, ...]]] = []
+    for machine in machines:
+        names = [p.name for p in machine.properties if rule in (None, p.rule)]
+        names += [ACTIONS] if rule is None else []
+        if cache:
+            keys |= _keys(machine, names)
+        for name in names:
+            known = cache.recall(keys[machine.name, name]) if cache else None
+            found[machine.name, name] = _recalled(known) if known else None
+        left = [name for name in names if found[machine.name, name] is None]
+        tasks += [(machine, tuple(left[i : i + _SHARE])) for i in range(0, len(left), _SHARE)]
+    for content in _run(tasks, jobs):
+        place = content.machine, content.name
+        found[place] = content
+        if cache and content.verdict is Verdict.HOLDS:
+            cache.remember(keys[place], asdict(content))
+        if progress:
+            progress(f"{content.machine}: {content.name}: says something: {content.verdict}")
+    return tuple(content for content in found.values() if content)
+
+
+def _run(tasks: Sequence[tuple[Machine, tuple[str, ...]]], jobs: int) -> Iterator[Content]:
+    jobs = min(jobs, len(tasks))
+    if jobs <= 1:
+        for task in tasks:
+            yield from _each(*task)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(_each, *task) for task in tasks]):
+            yield from future.result()
+
+
+def _each(machine: Machine, names: tuple[str, ...]) -> list[Content]:
+    """In a process of its own: the instances of a machine are explored once for its share."""
+    by_name = {prop.name: prop for prop in machine.properties}
+    return [
+        examine_actions(machine) if name == ACTIONS else examine(machine, by_name[name])
+        for name in names
+    ]
+
+
+def _keys(machine: Machine, names: Sequence[str]) -> dict[tuple[str, str], str]:
+    where = []
+    for name in instances_of(machine.name):
+        made = PINNED[name]()
+        where.append(
+            f"{name} {made.sizes} {made.numbers} {made.rigid} {made.limits} {made.choices}"
+        )
+    whole = content_key(machine, _JUDGES, *where)
+    entries = mustfail.entries()
+    return {
+        (machine.name, name): hashlib.sha256(
+            f"{whole}\n{name}\n{entries.get((machine.name, name))}".encode()
+        ).hexdigest()
+        for name in names
+    }
+
+
+def _recalled(record: Mapping[str, Any]) -> Content | None:
+    """What was kept, None where it is of another form."""
+    try:
+        seen = tuple((str(premise), str(name)) for premise, name in record["seen"])
+        known = {**record, "seen": seen, "breaks": tuple(record["breaks"]), "cached": True}
+        return Content(**{**known, "verdict": Verdict(record["verdict"])})
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,241 @@
+"""Ranking arguments as obligations: why a goal is reached, for any number of anything.
+
+A `Ranking` (`spec.progress`) becomes properties of states and steps of its machine, and these are
+discharged like all others: in parallel, kept, confirmed by a second solver, written as files.
+That they suffice is the response rule for justice: the rank cannot fall for ever, so it stays the
+same from some point on, so some case applies for good, so its fair steps stay enabled and one is
+taken, and the rank falls after all, unless the goal was reached.
+
+What concerns a single state is asked under an action that does nothing, `STAY`.  Nothing here is
+assumed that the machine's own obligations do not prove: its invariants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvclaims.spec import admission, claims, elastic
+from kvclaims.spec.language import (
+    Action,
+    Machine,
+    MachineError,
+    Property,
+    Term,
+    Var,
+    both,
+    either,
+    eq,
+    every,
+    new,
+    some,
+    substitute,
+)
+from kvclaims.spec.progress import Helpful, Ranking, Response, Steps
+
+RESPONSES: Final[Mapping[str, tuple[Response, ...]]] = {
+    claims.CLAIMS.name: claims.RESPONSES,
+    admission.ADMISSION.name: admission.RESPONSES,
+    elastic.ELASTIC.name: elastic.RESPONSES,
+}
+"""What must happen in the end, by machine."""
+
+STAY: Final = Action("stay", (), (), (), "nothing happens: what is asked of single states")
+
+
+def ranked(machine: Machine, responses: Sequence[Response]) -> Machine:
+    """The machine with its invariants to start from, and every ranking as properties of steps."""
+    found = (p for response in responses for p in ranking_properties(machine, response))
+    return replace(
+        machine,
+        name=f"{machine.name}/progress",
+        actions=(*machine.actions, STAY),
+        properties=(*machine.invariants, *found),
+    )
+
+
+def ranking_obligations(
+    machines: Iterable[Machine], rule: str | None = None
+) -> Iterator[tuple[Machine, Property, str]]:
+    """What the rankings of these machines ask a solver to show: the ranked machine, the property
+    and the action under which it has to hold."""
+    for machine in machines:
+        if machine.name in RESPONSES:
+            whole = ranked(machine, RESPONSES[machine.name])
+            for prop in whole.step_properties:
+                if rule in (None, prop.rule) and prop.on:
+                    yield whole, prop, prop.on
+
+
+def ranking_properties(machine: Machine, response: Response) -> Iterator[Property]:
+    if response.ranking is not None:
+        yield from _Argument(machine, response, response.ranking).properties()
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A helpful case with its variables renamed, so that no parameter has the same name."""
+
+    number: int
+    helpful: Helpful
+    when: Term
+    at: tuple[Var, ...]
+    chosen: tuple[Var, ...]
+
+
+class _Argument:
+    def __init__(self, machine: Machine, response: Response, ranking: Ranking) -> None:
+        self.machine = machine
+        self.response = response
+        self.names = {v: Var(f"the_{v.name}", v.of) for v in response.over}
+        self.over = tuple(self.names.values())
+        self.premise, self.goal, self.pending = (
+            substitute(term, self.names)
+            for term in (response.premise, response.goal, ranking.pending)
+        )
+        self.rank = tuple(substitute(term, self.names) for term in ranking.rank)
+        self.cases = tuple(self._case(i, case) for i, case in enumerate(ranking.helpful, 1))
+
+    def _case(self, number: int, helpful: Helpful) -> _Case:
+        if len(helpful.at) != len(helpful.fair.by):
+            raise MachineError(f"{self.response.name}, case {number}: at does not fit by")
+        if helpful.fair not in self.response.fair:
+            raise MachineError(f"{self.response.name}, case {number}: {helpful.fair.name} unfair")
+        chosen = tuple(v for v in helpful.at if v not in self.names)
+        names = {**self.names, **{v: Var(f"some_{v.name}", v.of) for v in chosen}}
+        return _Case(
+            number,
+            helpful,
+            substitute(helpful.when, names),
+            tuple(names[v] for v in helpful.at),
+            tuple(names[v] for v in chosen),
+        )
+
+    def properties(self) -> Iterator[Property]:
+        yield from self._of_states()
+        for action in self.machine.actions:
+            yield from self._of_steps(action)
+
+    # -- single states
+
+    def _of_states(self) -> Iterator[Property]:
+        yield self._says(
+            STAY,
+            "the premise begins it",
+            self.premise >> (self.goal | self.pending),
+            "Where the premise holds the goal is reached or pending.",
+        )
+        yield self._says(
+            STAY,
+            "the rank is natural",
+            self._open() >> both(*(term >= 0 for term in self.rank)),
+            "While the goal is pending no part of the rank is below zero.",
+        )
+        yield self._says(
+            STAY,
+            "some case applies",
+            self._open() >> either(*(_some(case.chosen, case.when) for case in self.cases)),
+            "While the goal is pending some fair step helps.",
+        )
+        for case in self.cases:
+            enabled = either(*(self._enabled(case, name) for name in case.helpful.fair.actions))
+            yield self._says(
+                STAY,
+                f"case {case.number} is enabled",
+                (self._open() & case.when) >> enabled,
+                f"While the case applies this is possible: {case.helpful.fair.name}.",
+                case.chosen,
+            )
+
+    def _enabled(self, case: _Case, name: str) -> Term:
+        """The action's guards hold for the case's values, and some values of the others."""
+        action = self.machine.action(name)
+        values: dict[Var, Term] = dict(
+            zip(_params(action, case.helpful.fair.by), case.at, strict=True)
+        )
+        others = tuple(Var(f"{name}_{p.name}", p.of) for p in action.params if p not in values)
+        rest = zip((p for p in action.params if p not in values), others, strict=True)
+        return _some(others, substitute(action.enabled, {**values, **dict(rest)}))
+
+    # -- steps
+
+    def _of_steps(self, action: Action) -> Iterator[Property]:
+        exempt = either(*(self._match(action, steps) for steps in self.response.ceasing))
+        yield self._says(
+            action,
+            "pending until the goal",
+            self._open() >> new(self.goal | self.pending),
+            "The goal stays pending until it is reached.",
+        )
+        yield self._says(
+            action,
+            "the rank never rises",
+            self._open() >> either(new(self.goal), self._falls(), self._stays(), exempt),
+            "While the goal is pending no step raises the rank, ceasing steps excepted.",
+        )
+        for case in self.cases:
+            here = self._open() & case.when
+            yield self._says(
+                action,
+                f"case {case.number} goes on",
+                here >> either(new(self.goal), self._falls(), new(case.when), exempt),
+                "A case goes on applying until the rank has fallen.",
+                case.chosen,
+            )
+            if action.name in case.helpful.fair.actions:
+                params = _params(action, case.helpful.fair.by)
+                same = both(*(eq(p, v) for p, v in zip(params, case.at, strict=True)))
+                yield self._says(
+                    action,
+                    f"case {case.number} helps",
+                    (here & same) >> either(new(self.goal), self._falls()),
+                    "The helpful step makes the rank fall.",
+                    case.chosen,
+                )
+
+    def _match(self, action: Action, steps: Steps) -> Term:
+        """Whether a step is one of those that cease."""
+        if action.name not in steps.actions:
+            return either()
+        pairs = zip(steps.by, _params(action, steps.by), strict=True)
+        return both(
+            *(eq(p, v) for name, p in pairs for o, v in self.names.items() if o.name == name)
+        )
+
+    def _open(self) -> Term:
+        return self.pending & ~self.goal
+
+    def _falls(self) -> Term:
+        return either(
+            *(
+                both(*(eq(new(t), t) for t in self.rank[:i]), new(term) < term)
+                for i, term in enumerate(self.rank)
+            )
+        )
+
+    def _stays(self) -> Term:
+        return both(*(eq(new(term), term) for term in self.rank))
+
+    def _says(
+        self, action: Action, what: str, formula: Term, meaning: str, chosen: tuple[Var, ...] = ()
+    ) -> Property:
+        for variable in reversed((*self.over, *chosen)):
+            formula = every(variable, formula)
+        name = f"{self.response.name}: {what}"
+        return Property(self.response.rule, name, formula, meaning, on=action.name)
+
+
+def _some(variables: tuple[Var, ...], term: Term) -> Term:
+    for variable in reversed(variables):
+        term = some(variable, term)
+    return term
+
+
+def _params(action: Action, names: Sequence[str]) -> tuple[Var, ...]:
+    """The parameters of those names, in that order."""
+    found = {p.name: p for p in action.params}
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise MachineError(f"{action.name} has no parameter {', '.join(missing)}")
+    return tuple(found[name] for name in names)

@@ -1,0 +1,87 @@
+"""Progress as data: what must happen in the end, under which fairness, and why it does.
+
+A safety rule says what no step may do; a `Response` says that something *is* done: whenever its
+premise holds, its goal holds then or later, on every run that is fair.  What fairness means is
+said in steps of the machine: `Fair` steps are not put off for ever, and steps that are `ceasing`
+are taken finitely often.  A `Ranking` is the argument that this is enough, for any sizes.
+
+`checker.lasso` searches finite instances for a fair run that never reaches the goal, and
+`checker.ranking` turns a ranking into obligations for a solver.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvclaims.spec.language import Term, Var
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Some actions of a machine under a name in words.
+
+    `by` names parameters that all of them have: each choice of values is a kind by itself, so
+    that fairness to one claim is no fairness to another.
+    """
+
+    name: str
+    actions: tuple[str, ...]
+    by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fair(Steps):
+    """Steps that are not put off for ever: once one of them is enabled and stays so (with
+    `strong`: is enabled again and again), one is taken.  A step that would change nothing does
+    not count as enabled."""
+
+    strong: bool = False
+
+
+@dataclass(frozen=True)
+class Helpful:
+    """While `when` holds, a `fair` step for the values `at` is enabled, and brings the rank down.
+
+    `at` gives a value to each name in `fair.by`: variables of the response, or ones that are
+    chosen anew wherever `when` holds of them.
+    """
+
+    fair: Fair
+    when: Term
+    at: tuple[Var, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Why the goal is reached.
+
+    From the premise on `pending` holds until the goal does.  Meanwhile no step raises `rank`,
+    numbers of at least zero of which an earlier one counts more than all later ones together;
+    some `helpful` case applies, and goes on applying until the rank has fallen; and its fair
+    steps make it fall.  Ceasing steps may raise the rank: after the last of them it holds.
+    """
+
+    pending: Term
+    rank: tuple[Term, ...]
+    helpful: tuple[Helpful, ...]
+
+
+@dataclass(frozen=True)
+class Response:
+    """The premise leads to the goal, for every value of the variables `over`.
+
+    `meaning` is the property in one sentence; `unless` says where it does not hold, and is
+    empty where it always does.  Ceasing steps whose `by` names a variable in `over` are meant
+    for that value only.
+    """
+
+    rule: str
+    name: str
+    over: tuple[Var, ...]
+    premise: Term
+    goal: Term
+    fair: tuple[Fair, ...]
+    meaning: str
+    unless: str = ""
+    ceasing: tuple[Steps, ...] = ()
+    ranking: Ranking | None = None

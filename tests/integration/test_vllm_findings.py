@@ -1,0 +1,38 @@
+"""Known findings: each script shows its finding on the vLLM that is installed, unpatched."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+from vllm_world import NEEDS_VLLM
+
+from kvclaims.bridge.vllm.engine import IN_PROCESS
+from kvclaims.checker.baseline import read_baseline
+
+pytestmark = NEEDS_VLLM
+
+FOLDER = Path(__file__).parents[2] / "docs" / "findings"
+SHOWN = {
+    "double_release": "BROKEN B2 B5",
+    "failed_assert": "BROKEN B9 B1",
+    "never_computed_hit": "BROKEN B4 L7",
+    "removed_while_resident": "BROKEN B8",
+    "stale_partial_key": "BROKEN B3 B8",
+    "waits_for_ever": "BROKEN B11",
+}
+
+
+@pytest.mark.parametrize("name", sorted(SHOWN))
+def test_it_is_shown(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+    assert capsys.readouterr().out.splitlines()[-1] == SHOWN[name]
+
+
+def test_every_script_is_known_by_name_and_the_other_way_round() -> None:
+    findings = read_baseline(IN_PROCESS.findings).findings
+    assert {Path(finding.script).stem for finding in findings} == set(SHOWN)
+    assert {path.stem for path in FOLDER.glob("*.py")} == set(SHOWN)
+    for finding in findings:
+        assert finding.rule in SHOWN[Path(finding.script).stem].split()

@@ -1,0 +1,121 @@
+"""TLA+: what is written parses, means the same by another reading, and counts alike under TLC."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tla_reader import Module, parse, reachable
+
+from kvclaims.checker import instances
+from kvclaims.checker.finite import Instance
+from kvclaims.checker.tla import count_with_tlc, is_module_name, property_name, tla, tla2tools
+from kvclaims.spec.blockclaims import BLOCKCLAIMS
+from kvclaims.spec.interface import BadOperation
+from kvclaims.spec.language import without_guard
+
+needs_tlc = pytest.mark.skipif(
+    tla2tools() is None,
+    reason="needs Java and a tla2tools.jar (its path in TLA2TOOLS, or in the home folder)",
+)
+
+COUNTED = {
+    "arbitration": 297,
+    "claims": 740,
+    "elastic/null": 96,
+    "groups/two-claims": 332,
+    "written/claims": 369,
+}
+"""Distinct states of instances that the reader of the tests covers in a second or two."""
+
+
+def read(instance: Instance) -> Module:
+    written = tla(instance)
+    return Module(written.text, written.config)
+
+
+@pytest.mark.parametrize("name", instances.PINNED)
+def test_every_module_is_tla(name: str) -> None:
+    written = tla(instances.PINNED[name]())
+    tree = parse(written.text)
+    (module,) = (part for part in tree.parts if part.type == "module")
+    machine = instances.PINNED[name]().machine
+    assert f"MODULE {machine.name} " in module.text.splitlines()[0]
+
+
+@pytest.mark.parametrize(("name", "states"), COUNTED.items())
+def test_another_reader_finds_as_many_states(name: str, states: int) -> None:
+    found, _ = reachable(read(instances.PINNED[name]()))
+    assert len(found) == states
+
+
+def test_every_property_is_written_and_holds_by_the_other_reading() -> None:
+    instance = instances.blockclaims((1,), 1, 1, 1)
+    module = read(instance)
+    names = {property_name(prop) for prop in instance.machine.properties}
+    assert {*module.invariants, *module.properties} == names
+    _, wrong = reachable(module, check=True)
+    assert wrong == set()
+
+
+def test_a_twin_is_broken_by_the_other_reading_too() -> None:
+    twin = without_guard(BLOCKCLAIMS, "alloc", 1)
+    instance = replace(instances.blockclaims((1,), 1, 1, 1), machine=twin)
+    _, wrong = reachable(read(instance), check=True)
+    assert wrong == {"F1_resident_and_active_fit", "F2_committed_and_active_fit"}
+
+
+def test_a_property_of_steps_is_read_as_one() -> None:
+    twin = without_guard(BLOCKCLAIMS, "demote", 0)
+    instance = replace(instances.blockclaims((1,), 1, 1, 1), machine=twin)
+    _, wrong = reachable(read(instance), check=True)
+    assert wrong == {"L1_moves_along_the_table"}
+
+
+def test_an_equation_does_not_swallow_a_disjunction() -> None:
+    """`=` binds more tightly than `\\/`: a truth that is assigned stands in parentheses."""
+    assert "/\\ misused' = (misused \\/" in tla(instances.elastic()).text
+
+
+def test_a_text_that_is_no_tla_is_not_read() -> None:
+    text = tla(instances.claims()).text
+    with pytest.raises(SyntaxError):
+        parse(text.replace("/\\ phase' = ", "/\\ phase' = = ", 1))
+
+
+def test_each_guard_stands_with_its_rule() -> None:
+    text = tla(instances.pool()).text
+    assert "~queued[b]" in text
+    assert "\\* P1: no responsible hard claim covers the block" in text
+
+
+def test_limits_are_part_of_every_step() -> None:
+    text = tla(instances.claims(generations=3)).text
+    assert "\\A x0 \\in Claim : generation[x0] <= 3" in text
+    assert "/\\ Within'" in text
+    assert "Within" not in tla(instances.tiers()).text
+
+
+def test_a_module_is_called_as_it_can_be() -> None:
+    assert is_module_name("pool_keys")
+    assert not is_module_name("pool-keys")
+    assert not is_module_name("7up")
+    assert not is_module_name("CHOOSE")
+    with pytest.raises(BadOperation, match="cannot name a TLA"):
+        tla(instances.claims(), "a-b")
+
+
+@needs_tlc
+@pytest.mark.parametrize(
+    ("name", "states"),
+    [("claims", 740), ("blockclaims", 6_656), ("groups/requests", 1_932), ("elastic", 1_056)],
+)
+def test_tlc_counts_as_many_states(name: str, states: int) -> None:
+    found = count_with_tlc(instances.PINNED[name]())
+    assert (found.states, found.errors) == (states, False)
+
+
+def test_without_tlc_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLA2TOOLS", "/nowhere/tla2tools.jar")
+    with pytest.raises(BadOperation, match=r"needs Java and tla2tools\.jar"):
+        count_with_tlc(instances.claims())
