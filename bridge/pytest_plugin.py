@@ -22,7 +22,7 @@ import pytest
 
 from kvclaims.bridge.vllm.poolcheck import Broken
 from kvclaims.bridge.vllm.suite import RULES as JUDGED
-from kvclaims.bridge.vllm.suite import SuiteMonitor, Tally
+from kvclaims.bridge.vllm.suite import SuiteMonitor, Tally, unobservable
 from kvclaims.checker.baseline import Baseline, BaselineError, read_baseline
 from kvclaims.spec.vocabulary import RULES, Verdict
 
@@ -177,7 +177,7 @@ class Plugin:
     # -- the end -------------------------------------------------------------------------------
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any, error: object) -> None:
+    def pytest_testnodedown(self, node: Any) -> None:
         """xdist: a worker hands over what it counted; one that died cannot."""
         counted = getattr(node, "workeroutput", {}).get(NAME)
         if counted is None:
@@ -227,16 +227,18 @@ def _summary(totals: Totals, rules: frozenset[str]) -> list[str]:
         lines.append(f"known finding {name}: {count}")
     if totals.lost_workers:
         lines.append(f"{totals.lost_workers} workers ended without a report")
-    for one in totals.violations:
-        lines.append(f"{one['rule']} {one['message']} [{one['test']}]")
-    return lines
+    broken = (f"{one['rule']} {one['message']} [{one['test']}]" for one in totals.violations)
+    return [*lines, *broken]
 
 
 def _told(broken: Broken) -> str:
     """A violation for people: the rule, what was seen, and how it came to that."""
     shown = broken.operations[-SHOWN_OPERATIONS:]
     left_out = len(broken.operations) - len(shown)
-    head = [f"{broken.rule} {RULES[broken.rule].meaning}", f"at {broken.operation}: {broken.message}"]
+    head = [
+        f"{broken.rule} {RULES[broken.rule].meaning}",
+        f"at {broken.operation}: {broken.message}",
+    ]
     story = [f"  … {left_out} lines before"] if left_out else []
     return "\n".join([*head, "operations:", *story, *(f"  {line}" for line in shown)])
 
@@ -278,8 +280,10 @@ def _engine() -> dict[str, str]:
 
 
 def _not_exposed(rules: frozenset[str]) -> list[str]:
-    """Rules of the contract that this run could not judge, whatever the suite did."""
-    return sorted(RULES.keys() - rules, key=_number)
+    """What this run could not judge, whatever the suite did: rules that need claims or a driver
+    of their own, and what this version of the engine lacks."""
+    rest = sorted(RULES.keys() - rules, key=_number)
+    return [*rest, *unobservable()] if "vllm.v1.core.block_pool" in sys.modules else rest
 
 
 def _listed(rules: frozenset[str]) -> str:

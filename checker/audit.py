@@ -251,6 +251,11 @@ def _conforming(event: Event) -> Event:
     return _checked(event)
 
 
+def parse_line(line: str) -> Event:
+    """One line of a trace, every field of it checked; `TraceError` where it does not conform."""
+    return _parse(line)
+
+
 def _parse(line: str) -> Event:
     return _checked(parse_event(line))
 

@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,9 @@ EXPECTED: Final = (BadOperation, EngineMissing, TraceError)
 """Errors that are the user's to mend: one line on stderr and exit 2, never a traceback."""
 
 INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
+"""As a shell counts the end by SIGPIPE."""
+
 PLAIN_PROGRESS_EVERY_S: Final = 5.0
 
 _STYLES: Final = {
@@ -57,10 +61,24 @@ class Invocation:
 def main() -> None:
     """Entry point of the `kvclaims` script."""
     arguments = sys.argv[1:]
+    sys.unraisablehook = _unraisable
     out = _keep_stdout() if "--json" in arguments else sys.stdout
-    code = run(arguments, out)
-    out.flush()
+    try:
+        code = run(arguments, out)
+        out.flush()
+    except BrokenPipeError:
+        # The reader has gone (`| head`); what is still in the buffer must not be tried again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        code = BROKEN_PIPE
     sys.exit(code)
+
+
+def _unraisable(raised: sys.UnraisableHookArgs) -> None:
+    """Ctrl-C inside a destructor (a solver's terms have them) is lost there: say it again."""
+    if issubclass(raised.exc_type, KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    else:
+        sys.__unraisablehook__(raised)
 
 
 def run(arguments: Sequence[str], out: TextIO) -> int:
@@ -160,6 +178,29 @@ def _progress() -> Iterator[Progress]:
             console.print(Text(text))
 
     yield tell
+
+
+def _report_page(function: Callable[..., Report]) -> Callable[..., Report]:
+    """Adds `--report FILE`: what was found is written as one page, too."""
+
+    @click.option(
+        "--report",
+        "page",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Write what was found to this file as one self-contained HTML page.",
+    )
+    @functools.wraps(function)
+    def command(*, page: Path | None, **options: Any) -> Report:
+        found = function(**options)
+        if page is not None:
+            from kvclaims.checker import report as reporter
+
+            options["progress"](f"writing {page}")
+            name = click.get_current_context().info_name or ""
+            reporter.write_report(name, options, found, page)
+        return found
+
+    return command
 
 
 def _engine_path(function: Callable[..., Report]) -> Callable[..., Report]:
@@ -359,8 +400,10 @@ def explore(
     from kvclaims.checker.progress import with_progress
 
     options = exploring.Options(exploring.in_bytes(memory) if memory else None, **chosen)
-    if machine is None and (sets or wanted or by or options.asked):
-        raise click.UsageError("--set, --by, --export and options of engines need a MACHINE")
+    if machine is None and (sets or wanted or by):
+        raise click.UsageError("--set, --by and --export need a MACHINE")
+    if machine is None and options.asked:
+        raise click.UsageError(f"--{options.asked[0]} needs a MACHINE")
     if machine is not None:
         where = None if wanted is None else exports.target(wanted, machine)
         report = exploring.explore_by(by, machine, sets, options, progress)
@@ -386,6 +429,48 @@ def conform(progress: Progress) -> Report:
 
 
 @commands.command()
+@click.option(
+    "--target",
+    type=click.Choice(["machines", "reference", "monitor", "all"]),
+    default="all",
+    show_default=True,
+    help="What to mutate.",
+)
+@click.option("--machine", help="Only this machine.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes (default: one for each core).")
+@click.option("--seconds", type=_SECONDS, help="Time to spend; what is left then is counted.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the whole report, every mutant in it, to this file as JSON.",
+)
+@click.option(
+    "--propose",
+    is_flag=True,
+    help="Mutate nothing else: look for the must-fail twins that properties lack.",
+)
+@_checks
+def mutate(
+    target: str,
+    machine: str | None,
+    jobs: int | None,
+    seconds: float | None,
+    output: Path | None,
+    propose: bool,
+    progress: Progress,
+) -> Report:
+    """Change machines, reference and monitor in small ways: a check has to notice each."""
+    from kvclaims.checker import mutate as mutator
+
+    if propose:
+        return mutator.propose(machine, progress)
+    report = mutator.mutate(target, machine, progress, jobs or os.cpu_count() or 1, seconds)
+    if output is not None:
+        mutator.write(report, output)
+    return report
+
+
+@commands.command()
 @_checks
 def twins(progress: Progress) -> Report:
     """Break each rule on purpose: every must-fail twin has to fail."""
@@ -405,6 +490,7 @@ def twins(progress: Progress) -> Report:
 )
 @_checks
 @_engine_path
+@_report_page
 def litmus(
     programs: tuple[str, ...], engine: str, trace_file: Path | None, progress: Progress
 ) -> Report:
@@ -449,6 +535,7 @@ def litmus(
 @_output
 @_checks
 @_engine_path
+@_report_page
 def fuzz(
     engine: str,
     steps: int | None,
@@ -511,6 +598,7 @@ def faults(engine: str, output: Path, progress: Progress) -> Report:
 @commands.command()
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
 @_checks
+@_report_page
 def audit(traces: tuple[Path, ...], progress: Progress) -> Report:
     """Fold each TRACE and judge it by the rules that events can decide.
 
@@ -645,6 +733,45 @@ def bench(chunks: tuple[int, ...], progress: Progress) -> Report:
 def demo(pace: float, progress: Progress) -> Report:
     """Ten scenes on the CPU twin of the allocator."""
     return engines.extension("elastic-demo")(progress, pace)
+
+
+@commands.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("report.html"),
+    show_default=True,
+    help="The page to write.",
+)
+@click.option("--run", "run_id", metavar="ID", help="Only this run of a trace.")
+@_checks
+def report(file: Path, output: Path, run_id: str | None, progress: Progress) -> Report:
+    """Make one page of FILE: a trace, a counterexample (run again), or a gate's gate.json."""
+    from kvclaims.checker import report as reporter
+
+    return reporter.report(file, output, run_id, progress)
+
+
+@commands.command()
+@click.argument("source", metavar="TRACE|URL")
+@click.option("--once", is_flag=True, help="Print one snapshot and end.")
+@click.option(
+    "--every", type=_SECONDS, default=1.0, show_default=True, help="Seconds between two looks."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one snapshot as a JSON object.")
+def watch(source: str, once: bool, every: float, as_json: bool) -> int:
+    """Claims, phases, headroom and refusals of a running engine, until Ctrl-C: from the TRACE
+    that it writes, or from its metrics at an http(s) URL."""
+    from kvclaims.checker import watch as watcher
+
+    started = time.monotonic()
+    console = Console(file=_invocation().out, highlight=False, soft_wrap=True)
+    opened = watcher.open_source(source)
+    seen = watcher.watch(opened, console, once=once or as_json, every=every)
+    code = exit_code(seen.verdict)
+    _print(seen, code, time.monotonic() - started, as_json)
+    return code
 
 
 @commands.command()

@@ -7,6 +7,7 @@ compared; every step whose guards do not hold must be refused and change nothing
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -133,7 +134,8 @@ def conform(
         raise NotExposed(f"{engine} cannot be driven one step at a time")
     start = time.perf_counter()
     parts = []
-    with ProcessPoolExecutor(workers) as processes:
+    at_once = (signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker without a word
+    with ProcessPoolExecutor(workers, None, signal.signal, at_once) as processes:
         for part in processes.map(conform_instance, INSTANCES, [engine] * len(INSTANCES)):
             parts.append(part)
             if progress:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -169,7 +170,9 @@ def _run(tasks: Sequence[tuple[Machine, tuple[str, ...]]], jobs: int) -> Iterato
         for task in tasks:
             yield from _each(*task)
         return
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    at_once = (signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker without a word
+    with ProcessPoolExecutor(jobs, context, signal.signal, at_once) as pool:
         for future in as_completed([pool.submit(_each, *task) for task in tasks]):
             yield from future.result()
 

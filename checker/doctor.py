@@ -18,6 +18,22 @@ from kvclaims.checker.tla import JAR, tla2tools
 from kvclaims.spec.interface import EngineMissing
 from kvclaims.spec.vocabulary import Verdict
 
+OPTIONAL: Final = {
+    "cvc5": "a second solver (prove --solver both)",
+    "dd": "exploration by BDDs (explore --by symbolic)",
+    "ray": "work on many processes and machines (--workers ray:N)",
+    "prometheus-client": "metrics (watch URL)",
+    "pyarrow": "traces as Parquet",
+    "playwright": "tests of report.html in a browser",
+}
+"""Packages that a part of the commands needs, and what for."""
+
+PROGRAMS: Final = {
+    "spin": ("spin", "an outside reader of exported Promela (tests)"),
+    "chromium": ("chromium", "tests of report.html in a browser"),
+}
+"""Programs of the system: the Debian package, and what for."""
+
 NEEDED: Final = ("z3-solver", "hypothesis", "networkx", "pydot", "click", "rich", "jinja2")
 INSTALL: Final = "pip install "
 
@@ -74,6 +90,8 @@ def doctor() -> DoctorReport:
             _python(),
             *(_package(name) for name in NEEDED),
             *(_engine(name) for name in engines.names()),
+            *(_optional(name, use) for name, use in OPTIONAL.items()),
+            *(_program(name, *told) for name, told in PROGRAMS.items()),
             _torch(),
             _gpu(),
             _spin(),
@@ -96,6 +114,20 @@ def _package(name: str) -> Finding:
         return Finding(name, True, version(name), needed=True)
     except PackageNotFoundError:
         return Finding(name, False, "not installed", INSTALL + name, needed=True)
+
+
+def _optional(name: str, use: str) -> Finding:
+    try:
+        return Finding(name, True, f"{version(name)}: {use}")
+    except PackageNotFoundError:
+        return Finding(name, False, f"not installed: {use}", INSTALL + name)
+
+
+def _program(name: str, package: str, use: str) -> Finding:
+    found = shutil.which(name)
+    if found is None:
+        return Finding(name, False, f"not on the path: {use}", f"apt-get install {package}")
+    return Finding(name, True, f"{found}: {use}")
 
 
 def _engine(name: str) -> Finding:

@@ -66,6 +66,8 @@ class Fault:
     program: Program | None = None
     budget: int = 0
     seed: int = 0
+    alternatives: tuple[tuple[Edit, ...], ...] = ()
+    """The same fault in the words of other versions: the first that applies is planted."""
 
 
 # --- reading -----------------------------------------------------------------------------
@@ -104,6 +106,7 @@ def _read(table: Mapping[str, Any], path: Path, block_size: int | None) -> Fault
     where = f"{path.name}: {table.get('id', 'a fault without id')}"
     try:
         edits = tuple(Edit(**edit) for edit in table["edits"])
+        others = tuple(tuple(Edit(**e) for e in one) for one in table.get("alternatives", ()))
         program = None
         if "operations" in table:
             config = PoolConfig(
@@ -121,6 +124,7 @@ def _read(table: Mapping[str, Any], path: Path, block_size: int | None) -> Fault
             program,
             table.get("budget", 0),
             table.get("seed", 0),
+            others,
         )
     except (KeyError, TypeError) as error:
         raise FaultError(f"{where}: lacks or mistakes {error}") from None
@@ -134,17 +138,40 @@ def _read(table: Mapping[str, Any], path: Path, block_size: int | None) -> Fault
 
 @contextmanager
 def planted(fault: Fault, engine: Engine) -> Iterator[None]:
-    """The fault is in the live functions of this process; afterwards they are as before."""
+    """The fault is in the live functions of this process; afterwards they are as before.
+
+    Raises `FaultError` where neither its edits nor any alternative applies.
+    """
     with ExitStack() as stack:
-        for path in dict.fromkeys(edit.path for edit in fault.edits):
-            edits = [edit for edit in fault.edits if edit.path == path]
-            for function, code in _altered(fault, edits, _module(fault, path, engine)):
-                stack.callback(setattr, function, "__code__", function.__code__)
-                try:
-                    function.__code__ = code
-                except ValueError as error:
-                    raise FaultError(f"{fault.id}: {error}") from None
+        for function, code in _changes(fault, engine):
+            stack.callback(setattr, function, "__code__", function.__code__)
+            try:
+                function.__code__ = code
+            except ValueError as error:
+                raise FaultError(f"{fault.id}: {error}") from None
         yield
+
+
+Changed = list[tuple[FunctionType, CodeType]]
+
+
+def _changes(fault: Fault, engine: Engine) -> Changed:
+    """The live functions that change with their new code, by the first edits that apply."""
+    errors = []
+    for edits in (fault.edits, *fault.alternatives):
+        try:
+            return _changed(fault, edits, engine)
+        except FaultError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _changed(fault: Fault, edits: Sequence[Edit], engine: Engine) -> Changed:
+    changed = []
+    for path in dict.fromkeys(edit.path for edit in edits):
+        of_path = [edit for edit in edits if edit.path == path]
+        changed += _altered(fault, of_path, _module(fault, path, engine))
+    return changed
 
 
 def _module(fault: Fault, path: str, engine: Engine) -> ModuleType:
@@ -159,19 +186,19 @@ def _module(fault: Fault, path: str, engine: Engine) -> ModuleType:
 
 def _altered(
     fault: Fault, edits: Sequence[Edit], module: ModuleType
-) -> list[tuple[FunctionType, CodeType]]:
+) -> Changed:
     """The live functions of one module with their code after all its edits."""
     tree = ast.parse(inspect.getsource(module))
     live = {edit.function: _edited(fault, edit, tree, module) for edit in edits}
     compiled = compile(ast.fix_missing_locations(tree), str(module.__file__), "exec")
-    codes = {code.co_qualname: code for code in _codes(compiled)}
+    codes = {code.co_qualname: code for code in codes_of(compiled)}
     return [(function, codes[name]) for name, function in live.items()]
 
 
 def _edited(fault: Fault, edit: Edit, tree: ast.Module, module: ModuleType) -> FunctionType:
     """Replace the fragment in the tree; the live function that it belongs to."""
     node = _find_function(tree, edit.function)
-    live = _live_function(module, edit.function)
+    live = live_function(module, edit.function)
     if node is None or live is None:
         raise FaultError(f"{fault.id}: no function {edit.function} in {edit.path}")
     fragment = _Fragment(edit.find, edit.replace)
@@ -196,7 +223,7 @@ def _find_function(tree: ast.Module, qualname: str) -> ast.FunctionDef | None:
     return next(functions, None)
 
 
-def _live_function(module: ModuleType, qualname: str) -> FunctionType | None:
+def live_function(module: ModuleType, qualname: str) -> FunctionType | None:
     *classes, name = qualname.split(".")
     owner: Any = module
     for wanted in classes:
@@ -210,11 +237,11 @@ def _live_function(module: ModuleType, qualname: str) -> FunctionType | None:
     return found if isinstance(found, FunctionType) else None
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def codes_of(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield constant
-            yield from _codes(constant)
+            yield from codes_of(constant)
 
 
 class _Fragment(ast.NodeTransformer):

@@ -170,8 +170,9 @@ class _Session:
         at = finding.operation or 0
         name = program.operations[at - 1].op if at else "open"
         text, version = f"{name}: {finding.message}", self.engine.info().version
+        allowed = (k for k in self.known if k.allow)
         return next(
-            (k for k in self.known if k.covers(self.engine.package, version, finding.rule, text)),
+            (k for k in allowed if k.covers(self.engine.package, version, finding.rule, text)),
             None,
         )
 
@@ -405,6 +406,14 @@ def hunt(engine: Engine, steps: int, seed: int) -> Program | None:
     session = _session(engine, Ways(steps, None, seed), lambda _: None)
     search(session, seed)
     return reduced(session)[0] if session.failure is not None else None
+
+
+def first_failure(engine: Engine, ways: Ways) -> tuple[Program, Violation] | None:
+    """The first program that breaks a rule, as it was found, with what it broke; None if none
+    was found."""
+    session = _session(engine, ways, lambda _: None)
+    search(session, ways.seed)
+    return session.failure
 
 
 def _session(engine: Engine, ways: Ways, progress: Progress) -> _Session:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -127,6 +128,35 @@ def _amount(value: object) -> int | None:
     if isinstance(value, list):
         return len(value)
     return value if type(value) is int else None
+
+
+class Board:
+    """What runs now, since when, and how much is done: told in one line at each change."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._started = time.monotonic()
+        self._running: dict[str, float] = {}
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def begin(self, name: str) -> None:
+        with self._lock:
+            self._running[name] = time.monotonic()
+            self._tell("")
+
+    def end(self, name: str, shown: str) -> None:
+        with self._lock:
+            seconds = time.monotonic() - self._running.pop(name)
+            self._done += 1
+            self._tell(f"{name} {shown} in {seconds:.0f} s; ")
+
+    def _tell(self, news: str) -> None:
+        now = time.monotonic()
+        running = ", ".join(f"{n} ({now - since:.0f} s)" for n, since in self._running.items())
+        done = counted(self._done, "check")
+        spent = now - self._started
+        self._progress(f"{news}{done} done in {spent:.0f} s, running: {running or 'none'}")
 
 
 @dataclass(frozen=True)
@@ -258,15 +288,20 @@ def _run_all(
     progress: Progress,
 ) -> tuple[Part, ...]:
     """The parts in the order of the table, two processes at a time, long ones started first."""
-    own = {part: _own_job(part, progress) for part in LONGEST_FIRST}
+    board = Board(progress)
+    own = {part: _own_job(part, board) for part in LONGEST_FIRST}
     of_engines = {
-        f"engine {name}": _engine_job(name, traces[name], fuzz_seconds, seed, progress)
+        f"engine {name}": _engine_job(name, traces[name], fuzz_seconds, seed, board)
         for name in reversed(names)
     }
     jobs = {**own, **of_engines}
     with ThreadPoolExecutor(WORKERS) as pool:
         futures = {key: pool.submit(job) for key, job in jobs.items()}
-        done = {key: future.result() for key, future in futures.items()}
+        try:
+            done = {key: future.result() for key, future in futures.items()}
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
     order = [*OWN_PARTS, *(f"engine {name}" for name in names)]
     parts = [part for key in order for part in done[key]]
     return (*parts, _monitor(parts))
@@ -281,34 +316,41 @@ def _monitor(parts: Sequence[Part]) -> Part:
     return Part("monitor", None, Verdict.VIOLATED if found else verdict, 0.0, data)
 
 
-def _own_job(command: str, progress: Progress) -> Callable[[], list[Part]]:
-    return lambda: [_run(command, None, _OPTIONS.get(command, []), progress)]
+def _own_job(command: str, board: Board) -> Callable[[], list[Part]]:
+    return lambda: [_run(command, None, _OPTIONS.get(command, []), board)]
 
 
 def _engine_job(
-    name: str, trace: Path, fuzz_seconds: float, seed: int, progress: Progress
+    name: str, trace: Path, fuzz_seconds: float, seed: int, board: Board
 ) -> Callable[[], list[Part]]:
     """Litmus; then, if the engine runs here, fuzzing, and the faults that are planted in it."""
 
     def job() -> list[Part]:
-        programs = _run("litmus", name, ["--trace", str(trace)], progress)
+        programs = _run("litmus", name, ["--trace", str(trace)], board)
         if programs.missing:
             return [programs]
         options = ["--seconds", f"{fuzz_seconds:.3f}", "--seed", str(seed)]
         options += ["--output", str(trace.parent)]
-        parts = [programs, _run("fuzz", name, options, progress)]
+        parts = [programs, _run("fuzz", name, options, board)]
         if engines.find(name).faults is not None:
-            faults = _run("faults", name, ["--output", str(trace.parent)], progress)
+            faults = _run("faults", name, ["--output", str(trace.parent)], board)
             parts.append(faults)
         return parts
 
     return job
 
 
-def _run(command: str, engine: str | None, options: list[str], progress: Progress) -> Part:
-    """One part in its own process."""
+def _run(command: str, engine: str | None, options: list[str], board: Board) -> Part:
+    """One part in its own process, told on the board."""
+    name = " ".join(filter(None, (command, engine)))
+    board.begin(name)
+    part = _part(command, engine, options)
+    board.end(name, part.shown)
+    return part
+
+
+def _part(command: str, engine: str | None, options: list[str]) -> Part:
     arguments = [command, *options, *(["--engine", engine] if engine else []), "--json"]
-    progress(" ".join(filter(None, (command, engine))))
     started = time.monotonic()
     try:
         ended = subprocess.run(
@@ -323,7 +365,6 @@ def _run(command: str, engine: str | None, options: list[str], progress: Progres
         error = f"took longer than {TIME_LIMIT_S} s"
         return Part(command, engine, Verdict.UNKNOWN, TIME_LIMIT_S, {}, error=error)
     seconds = time.monotonic() - started
-    progress(f"{' '.join(filter(None, (command, engine)))} took {seconds:.0f} s")
     data = _result(ended.stdout)
     if data is None:
         verdict = Verdict.VIOLATED if engine else Verdict.UNKNOWN

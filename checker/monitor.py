@@ -76,6 +76,19 @@ class Shadow:
             self.known[sort].setdefault(element)
 
 
+@dataclass(frozen=True)
+class Step:
+    """An action, compiled."""
+
+    action: Action
+    guards: tuple[tuple[Guard, Reader], ...]
+    updates: tuple[Callable[[Env], Iterable[tuple[Symbol, Place, Any]]], ...]
+
+    def changes(self, env: Env) -> list[tuple[Symbol, Place, Any]]:
+        """What the step writes, read in the state before it."""
+        return [change for update in self.updates for change in update(env)]
+
+
 class Compiler:
     """Closures over a shadow for the terms of its machine."""
 
@@ -145,10 +158,38 @@ class Compiler:
 
         return total
 
+    def action(self, action: Action) -> Step:
+        """The guards and updates of an action as closures."""
+        guards = tuple((guard, self.term(guard.condition)) for guard in action.guards)
+        return Step(action, guards, tuple(self._update(update) for update in action.updates))
+
+    def _update(self, update: Update) -> Callable[[Env], Iterable[tuple[Symbol, Place, Any]]]:
+        symbol, value = update.target.symbol, self.term(update.value)
+        places: list[Var] = [a for a in update.target.args if isinstance(a, Var)]
+
+        def point(env: Env) -> Iterable[tuple[Symbol, Place, Any]]:
+            return ((symbol, tuple(env[v] for v in places), value(env)),)
+
+        if not update.over:
+            return point
+        (var,) = update.over
+        source = self.source(var, _where(update))
+
+        def bulk(env: Env) -> Iterable[tuple[Symbol, Place, Any]]:
+            inner = dict(env)
+            for inner[var] in source(env):
+                yield symbol, tuple(inner[v] for v in places), value(inner)
+
+        return bulk
+
     def source(self, var: Var, condition: Term) -> Callable[[Env], Iterable[Element]]:
         """Where to look for values of `var` that can satisfy the condition: an index of a
         relation that the condition asserts, or everything known of the sort."""
         for part in conjuncts(condition):
+            match part:
+                case Op("lt", (Lit(0, _), App(symbol, (argument,)))) if argument == var:
+                    values = self.shadow.values[symbol]
+                    return lambda _: [place[0] for place in values]
             if not isinstance(part, App) or var not in part.args or part.symbol.range != BOOL:
                 continue
             mine = part.args.index(var)
@@ -224,15 +265,6 @@ def _operation(kind: str, args: list[Reader]) -> Reader:
     raise TypeError(f"unknown operator {kind!r}")
 
 
-@dataclass(frozen=True)
-class _Step:
-    """An action, compiled."""
-
-    action: Action
-    guards: tuple[tuple[Guard, Reader], ...]
-    updates: tuple[Callable[[Env], Iterable[tuple[Symbol, Place, Any]]], ...]
-
-
 FACT_RULES: Final = {"ref": "B2", "queued": "B1", "keys": "B3", "free": "B1"}
 """Which rule is broken when what the engine holds of a block differs from the shadow."""
 
@@ -250,7 +282,7 @@ class Monitor:
         self.steps = 0
         self.fired: dict[str, int] = {action.name: 0 for action in pool.ACTIONS}
         self._compiler = Compiler(self.shadow)
-        self._compiled = {action.name: self._compile(action) for action in pool.ACTIONS}
+        self._compiled = {a.name: self._compiler.action(a) for a in pool.ACTIONS}
         self._sorts = {action.name: action.params for action in pool.ACTIONS}
         everything = [b for b in blocks if b != null_block]
         for block in everything:
@@ -276,8 +308,7 @@ class Monitor:
         for guard, holds in compiled.guards:
             if not holds(env):
                 self._report(guard.protects[0], f"not so: {guard.why}", step, env)
-        changes = [change for update in compiled.updates for change in update(env)]
-        for symbol, place, value in changes:
+        for symbol, place, value in compiled.changes(env):
             self.shadow.set(symbol, place, value)
         self._compare(step)
 
@@ -300,31 +331,6 @@ class Monitor:
         return {
             symbol.name: dict(values) for symbol, values in self.shadow.values.items() if values
         }
-
-    # -- compiling
-
-    def _compile(self, action: Action) -> _Step:
-        guards = tuple((g, self._compiler.term(g.condition)) for g in action.guards)
-        return _Step(action, guards, tuple(self._update(u) for u in action.updates))
-
-    def _update(self, update: Update) -> Callable[[Env], Iterable[tuple[Symbol, Place, Any]]]:
-        symbol, value = update.target.symbol, self._compiler.term(update.value)
-        places: list[Var] = [a for a in update.target.args if isinstance(a, Var)]
-
-        def point(env: Env) -> Iterable[tuple[Symbol, Place, Any]]:
-            return ((symbol, tuple(env[v] for v in places), value(env)),)
-
-        if not update.over:
-            return point
-        (var,) = update.over
-        source = self._compiler.source(var, _where(update))
-
-        def bulk(env: Env) -> Iterable[tuple[Symbol, Place, Any]]:
-            inner = dict(env)
-            for inner[var] in source(env):
-                yield symbol, tuple(inner[v] for v in places), value(inner)
-
-        return bulk
 
     def _argument(self, param: Var, given: Any) -> Any:
         if param.sort.values:
@@ -395,6 +401,10 @@ def _where(update: Update) -> Term:
     """A condition without which a bulk update changes nothing at a place."""
     match update.value:
         case Op("ite", (condition, _, otherwise)) if otherwise == update.target:
+            return condition
+        case Op("ite", (Op("lt", (Lit(0, _), counter)) as condition, _, Lit(0, _))) if (
+            counter == update.target
+        ):
             return condition
         case Lit(literal, of) if of == BOOL and not literal:
             return update.target

@@ -107,6 +107,14 @@ def broken_by(entry: Entry, machine: Machine, prop: Property) -> tuple[str, ...]
     return names_of(machine, outcome.broken)
 
 
+def is_in_order(machine: Machine, prop: Property) -> bool:
+    """Whether the property has an entry, and its twin does what the entry says."""
+    entry = entries().get((machine.name, prop.name))
+    if entry is None:
+        return False
+    return bool(entry.reason) or broken_by(entry, machine, prop) == tuple(sorted(entry.breaks))
+
+
 @dataclass(frozen=True)
 class Proposal:
     """A mutant that breaks a property on an instance, and the names of all that it breaks."""

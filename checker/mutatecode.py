@@ -1,13 +1,15 @@
-"""Mutants of the reference, and what kills them.
+"""Mutants of the reference and of the monitor, and what kills them.
 
 Each mutant is judged in a forked process of its own: the changed module is compiled from its
-text and stands in the place of the original when the reference is imported there.  The checks
-are those of the project, the quickest first: every step of small instances (`checker.conform`),
-the litmus programs, random operations under supervision with the trace folded at the end.
+text and stands in the place of the original when it is imported there.  The checks are those of
+the project, the quickest first: every step of small instances (`checker.conform`), the litmus
+programs, random operations under supervision with the trace folded at the end, and for the
+monitor what it says of steps that are not allowed (`checker.monitorcheck`).
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import multiprocessing
@@ -42,6 +44,7 @@ from kvclaims.spec.vocabulary import Verdict
 ROOT: Final = Path(__file__).parents[1]
 PACKAGE: Final = "kvclaims"
 REFERENCE: Final = "reference"
+MONITOR: Final = "checker/monitor.py"
 
 LIMIT_S: Final = 60.0
 """Seconds of processor time after which a mutant counts as one that never ends."""
@@ -156,8 +159,20 @@ class Answer:
 
 
 def judge(path: str, start: int, stop: int) -> list[Judged]:
-    """The fates of the mutants of a module of the reference, from `start` to before `stop`."""
+    """The fates of the mutants of a module, from `start` to before `stop`."""
     return [_judged(mutant) for mutant in islice(mutants_of(path), start, stop)]
+
+
+def baseline(path: str) -> str | None:
+    """Which check the module fails as it is, None if none: then nothing can be judged by it."""
+    answer = in_child(_work(None, path))
+    return f"{path} fails {answer.by}: {answer.detail}" if answer.by else None
+
+
+def _work(mutant: CodeMutant | None, path: str) -> Callable[[], Answer]:
+    if path == MONITOR:
+        return partial(monitor_child, mutant)
+    return partial(reference_child, mutant, path)
 
 
 @lru_cache(maxsize=4)
@@ -172,38 +187,78 @@ def reference_modules() -> list[str]:
 
 
 def _judged(mutant: CodeMutant) -> Judged:
-    return judged(mutant, partial(reference_child, mutant), REFERENCE)
-
-
-def judged(mutant: CodeMutant, child: Callable[[], Answer], target: str) -> Judged:
     begun = time.perf_counter()
-    answer = in_child(child)
-    fate = Fate.KILLED if answer.by else Fate.LIVES
+    answer = in_child(_work(mutant, mutant.path))
     return Judged(
-        target,
+        "monitor" if mutant.path == MONITOR else REFERENCE,
         mutant.name,
         mutant.operator,
         mutant.before,
         mutant.after,
-        fate,
+        Fate.KILLED if answer.by else Fate.LIVES,
         answer.by,
         answer.detail or f"line {mutant.line}: no check sees a difference",
         time.perf_counter() - begun,
     )
 
 
-def reference_child(mutant: CodeMutant | None) -> Answer:
+def reference_child(mutant: CodeMutant | None, path: str) -> Answer:
     """Import the reference with the mutant in it and run the checks up to the first that fails."""
-    for name in [n for n in sys.modules if n.startswith(f"{PACKAGE}.{REFERENCE}")]:
-        del sys.modules[name]
-    path = mutant.path if mutant else f"{REFERENCE}/pool.py"
-    if mutant:
-        sys.meta_path.insert(0, Planted(module_name(path), mutant.source, str(ROOT / path)))
+    _fresh(mutant, (REFERENCE,))
     try:
         engine = engines.find(REFERENCE)
     except Exception as error:  # noqa: BLE001  (whatever the mutant does)
         return Answer("import", f"{type(error).__name__}: {engines.first_line(error)}")
-    for by, check in checks_for(path):
+    return _first_failing(checks_for(path), engine)
+
+
+def monitor_child(mutant: CodeMutant | None) -> Answer:
+    """Import all that judges with the mutant of the monitor in it.
+
+    What the monitor reports of small instances must be right, and an honest engine must pass.
+    """
+    _fresh(mutant, ("checker", REFERENCE))
+    try:
+        checks = importlib.import_module(f"{PACKAGE}.checker.mutatecode").monitor_checks()
+        engine = engines.find(REFERENCE)
+    except Exception as error:  # noqa: BLE001  (whatever the mutant does)
+        return Answer("import", f"{type(error).__name__}: {engines.first_line(error)}")
+    return _first_failing(checks, engine)
+
+
+def monitor_checks() -> Iterator[tuple[str, Check]]:
+    """Every check of the monitor by name."""
+    from kvclaims.checker.monitorcheck import check_monitor
+
+    def refuses(name: str, nth: int, _: Engine) -> str | None:
+        return check_monitor(name, nth)
+
+    yield "refusals", partial(refuses, "pool/ways", 23)
+    yield "false alarms", partial(survives_fuzzing, range(2))
+    for name, nth in (
+        ("pool/ways", 3),
+        ("pool/soft-keys", 31),
+        ("pool/keys", 61),
+        ("pool/soft", 503),
+        ("pool/requests", 503),
+    ):
+        yield "refusals", partial(refuses, name, nth)
+    yield "false alarms", keeps_litmus
+    yield "false alarms", partial(survives_fuzzing, range(2, 10))
+
+
+def _fresh(mutant: CodeMutant | None, parts: Sequence[str]) -> None:
+    """Forget the modules of these parts, so that they are imported anew with the mutant."""
+    prefixes = tuple(f"{PACKAGE}.{part}" for part in parts)
+    for name in [n for n in sys.modules if n.startswith(prefixes)]:
+        del sys.modules[name]
+    if mutant:
+        planted = Planted(module_name(mutant.path), mutant.source, str(ROOT / mutant.path))
+        sys.meta_path.insert(0, planted)
+
+
+def _first_failing(checks: Iterator[tuple[str, Check]], engine: Engine) -> Answer:
+    for by, check in checks:
         try:
             wrong = check(engine)
         except Exception as error:  # noqa: BLE001  (whatever the mutant does)

@@ -97,9 +97,3 @@ def _killer(mutant: Mutant, seen: dict[str, Difference]) -> tuple[str, str]:
 @lru_cache(maxsize=16)
 def _equivalence(machine: str) -> Equivalence:
     return Equivalence(MACHINES[machine])
-
-
-def shares(machine: str, size: int) -> list[tuple[int, int]]:
-    """The mutants of a machine in runs of at most `size`."""
-    whole = count_mutants(machine)
-    return [(at, min(at + size, whole)) for at in range(0, whole, size)]

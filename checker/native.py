@@ -1,11 +1,10 @@
 """Breadth-first exploration in machine code: the counts of `checker.explore`, millions a second.
 
-`plan` says beforehand how a state is numbered, how large the product of all domains is, which
-set of visited states will be used and how much memory that takes.  `explore_native` counts
-states, transitions of every action and levels exactly, and checks every invariant and property
-of steps on the way; what the machine code finds suspicious is judged by `checker.finite`, so
-that both engines mean the same.  No parents are stored: the run that breaks a rule is found by
-a second search that keeps its levels.
+`checker.planning` says beforehand how a state is numbered, which set of visited states will be
+used and how much memory that takes.  `explore_native` counts states, transitions of every action
+and levels exactly, and checks every invariant and property of steps on the way; what the machine
+code finds suspicious is judged by `checker.finite`, so that both engines mean the same.  No
+parents are stored: the run that breaks a rule is found by a second search that keeps its levels.
 
 A level is cut into chunks.  With several threads each takes chunks until none is left, marks
 states in the one set that all share, and collects what it found in a list of its own; which
@@ -36,22 +35,17 @@ import numpy as np
 from kvclaims.checker import checkpoint as checkpoints
 from kvclaims.checker.explore import Counterexample, ExploreReport
 from kvclaims.checker.finite import Compiled, Instance, State, compile_instance
-from kvclaims.checker.grounded import Grounded, Slot, ground, inside
-from kvclaims.checker.machinecode import CONTROL, Build, Kernel, Layout, batch, layout, text
+from kvclaims.checker.grounded import Grounded, ground, inside
+from kvclaims.checker.machinecode import CONTROL, Build, Kernel, batch, layout, text
+from kvclaims.checker.planning import FIRST_TABLE, TooLarge, default_budget, planned, words
 from kvclaims.checker.symmetry import Symmetry, symmetry
 from kvclaims.checker.verdicts import Progress
 from kvclaims.checker.visitedcode import EMPTY
 from kvclaims.spec.interface import BadOperation
 
 ENGINE: Final = "explicit, native (LLVM)"
-BUDGET: Final = 8 << 30
-"""Bytes that a search may take unless told otherwise, or what the machine has left."""
-
 JOBS: Final = min(os.cpu_count() or 1, 8)
 """Threads of a search that is not told how many."""
-
-_DENSE: Final = 1 << 27
-"""Up to this many bytes the bitmap of the whole product is preferred to a hash table."""
 
 CHUNK: Final = 1 << 17
 """States expanded by one call at most: between two rounds of calls an interrupt is heard."""
@@ -62,7 +56,6 @@ _ROUND: Final = 4
 _ALONE: Final = 1 << 12
 """A level of so many states is not worth waking threads for."""
 
-_FIRST_TABLE: Final = 1 << 15
 _FOUND, _LIMIT, _MASK, _SHIFT, _EVENTS, _BROKEN, _WHOLE = range(len(CONTROL))
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -72,63 +65,8 @@ class LeftDomain(BadOperation):
     """A step led to a state that no domain holds and no rule forbids."""
 
 
-class TooLarge(BadOperation):
-    """The search would need more memory than it was given."""
-
-
 class Interrupted(KeyboardInterrupt):
     """The search was interrupted; the message says how it goes on."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What an exploration will need.
-
-    `visited` is `bitmap` (one bit for each state of the product space, `visited_bytes` in all)
-    or `hash` (64 bits for each state found, at most 5/8 full; `visited_bytes` at the start).
-    `state_bytes` is what one state in a level takes.
-    """
-
-    machine: str
-    slots: tuple[Slot, ...]
-    space: int
-    bits: int
-    visited: str
-    visited_bytes: int
-    state_bytes: int
-    budget: int
-
-    @property
-    def capacity(self) -> int:
-        """States that fit into the budget at least, two levels and the visited set together."""
-        each = 2 * self.state_bytes
-        if self.visited == "bitmap":
-            return min(self.space, (self.budget - self.visited_bytes) // each)
-        return min(self.space, self.budget // (each + 8 * 4))
-
-    @property
-    def most_bytes(self) -> int:
-        """What the search takes if every state of the product is reached."""
-        each = 2 * self.state_bytes + (0 if self.visited == "bitmap" else 8 * 4)
-        return self.space * each + (self.visited_bytes if self.visited == "bitmap" else 0)
-
-    def lines(self) -> Iterator[str]:
-        yield (
-            f"{self.machine}: {len(self.slots)} slots, {self.space:,} states in the product of "
-            f"their domains ({self.bits} bits)"
-        )
-        yield f"  {self.memory}"
-        for slot in self.slots:
-            yield f"  {slot.name}: {slot.lo} … {slot.hi}"
-
-    @property
-    def memory(self) -> str:
-        return (
-            f"visited: {self.visited}, {self.visited_bytes:,} bytes at the start; "
-            f"{self.state_bytes} bytes for each state of a level; at most {self.most_bytes:,} "
-            f"bytes, were all states reached; {self.capacity:,} states fit into "
-            f"{self.budget:,} bytes"
-        )
 
 
 @dataclass(frozen=True)
@@ -148,64 +86,6 @@ class Way:
 
 
 AS_USUAL: Final = Way()
-
-
-def default_budget() -> int:
-    """Three quarters of the memory that is free, at most `BUDGET`."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        # What the system keeps of files can be had too; Linux alone says how much that is.
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) << 10
-    except OSError:
-        return min(BUDGET, free * 3 // 4)
-    return min(BUDGET, free * 3 // 4)
-
-
-def plan(
-    instance: Instance,
-    *,
-    budget: int | None = None,
-    bounds: Mapping[str, tuple[int, int]] | None = None,
-) -> Plan:
-    """How the instance would be explored.
-
-    Raises BadOperation where a counter has no bounds and TooLarge where states do not fit into
-    63 bits, or what the search starts with does not fit into the budget.
-    """
-    return _plan(instance, layout(ground(instance, bounds).slots), budget or default_budget())
-
-
-def _plan(instance: Instance, where: Layout, budget: int) -> Plan:
-    bits = (where.space - 1).bit_length()
-    if bits > 63:
-        raise TooLarge(
-            f"{instance.machine.name}: a state takes {bits} bits, 63 are the most: make the "
-            "instance smaller, or explore it by symbolic"
-        )
-    bitmap = _words(where) * (8 if where.wide else 4)
-    dense = bitmap <= min(_DENSE, budget // 2)
-    found = Plan(
-        instance.machine.name,
-        where.slots,
-        where.space,
-        bits,
-        "bitmap" if dense else "hash",
-        bitmap if dense else 8 * _FIRST_TABLE,
-        8 if where.wide else 4,
-        budget,
-    )
-    if found.visited_bytes > budget:
-        raise TooLarge(
-            f"{instance.machine.name}: {found.visited_bytes:,} bytes needed to start with, "
-            f"{budget:,} allowed: give more with --memory, or explore it by symbolic"
-        )
-    return found
-
-
-def _words(where: Layout) -> int:
-    return where.space // (64 if where.wide else 32) + 1
 
 
 def explore_native(
@@ -306,7 +186,7 @@ class Search:
         self.grounded: Grounded = ground(instance, bounds)
         self.symmetry = self._renamings() if way.symmetric else None
         self.where = layout(self.grounded.slots, self.symmetry)
-        self.plan = _plan(instance, self.where, self.budget)
+        self.plan = planned(instance, self.where, self.budget)
         self.dense = self.plan.visited == "bitmap"
         self.kernel = Kernel(self.grounded, self.where, self._build())
         self.kind = np.dtype(np.int64 if self.where.wide else np.int32)
@@ -332,9 +212,9 @@ class Search:
         self.hands = [_Hand(self.kind, room, actions) for _ in range(self.way.jobs)]
         self.used = 0
         if self.dense:
-            self.seen: Array = np.zeros(_words(self.where), self.kind)
+            self.seen: Array = np.zeros(words(self.where), self.kind)
         else:
-            self.seen = np.full(_FIRST_TABLE, EMPTY, np.int64)
+            self.seen = np.full(FIRST_TABLE, EMPTY, np.int64)
         codes = list(dict.fromkeys(self._initial()))
         self.level = _Level(np.array(codes, self.kind))
         while not self.dense and self.used + len(codes) > self._most():

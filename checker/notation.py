@@ -6,11 +6,12 @@ quantifiers: a `Notation` says how they are written and how a whole term is writ
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from kvclaims.spec.language import App, Bind, Lit, Op, Term, Var, show
+from kvclaims.spec.language import App, Bind, Lit, Op, Term, Var, membership, show
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ def laid_out(term: Term, notation: Notation, width: int = 92) -> list[str]:
     flat = notation.flat(term)
     if len(flat) <= width:
         return [flat]
+    if isinstance(term, Op) and term.kind == "or" and membership(term):
+        return textwrap.wrap(flat, max(width, 40), subsequent_indent="    ")
     match term:
         case Op("and" | "or" as kind, _):
             sign = notation.conjunction if kind == "and" else notation.disjunction

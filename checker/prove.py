@@ -9,6 +9,7 @@ not changed since, is taken from a folder of proofs (`checker.proofcache`).
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -297,7 +298,10 @@ def _run(groups: list[_Group], ways: Ways) -> Iterator[list[_Done]]:
             yield from ([done] for done in _each(group, ways))
         return
     hard.sort(key=lambda group: sum(not item.known for item in group.items), reverse=True)
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
+    # Ctrl-C ends a worker without a word.
+    pool = ProcessPoolExecutor(
+        jobs, multiprocessing.get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_DFL)
+    )
     try:
         futures = {pool.submit(_work, group, ways): group for group in hard}
         for future in as_completed(futures):

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvclaims.checker import reportgraph
-from kvclaims.checker.audit import read_trace
+from kvclaims.checker.audit import AuditReport, read_trace
 from kvclaims.checker.counterexample import read
+from kvclaims.checker.litmus import LitmusReport
 from kvclaims.checker.reportpage import (
     NOT_RUN,
     Case,
@@ -29,7 +30,7 @@ from kvclaims.checker.reportrules import rule_rows
 from kvclaims.checker.reportrun import Recorded, again, violation_of
 from kvclaims.checker.reporttimeline import Timeline, timeline
 from kvclaims.checker.rows import PARQUET
-from kvclaims.checker.verdicts import Progress, Violation, counted, worst
+from kvclaims.checker.verdicts import Progress, Report, Violation, counted, worst
 from kvclaims.spec.interface import BadOperation, EngineMissing
 from kvclaims.spec.operations import parse
 from kvclaims.spec.telemetry import Event, TraceError
@@ -337,6 +338,18 @@ def _once_each(cases: Sequence[Case]) -> list[Case]:
 def _left_out(violations: Sequence[object]) -> tuple[str, ...]:
     left = len(violations) - MOST_CASES
     return (f"{counted(left, 'more violation')} in the JSON",) if left > 0 else ()
+
+
+def write_report(command: str, options: Mapping[str, Any], found: Report, file: Path) -> None:
+    """What `--report FILE` writes after litmus, fuzz or audit."""
+    runs: Sequence[Sequence[Event]] = ()
+    if isinstance(found, LitmusReport):
+        runs = [case.events for program in found.programs for case in program.cases if case.events]
+    elif isinstance(found, AuditReport):
+        runs = [events for trace in options["traces"] for events in read_trace(trace)]
+    engine = str(options.get("engine", ""))
+    page = page_of_command(command, engine, str(found.verdict), found.to_json(), runs)
+    write_page(page, file)
 
 
 # --- the gate ----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from kvclaims.checker.reportgraph import Lit
-from kvclaims.checker.reportrules import COLUMNS, RuleRow
+from kvclaims.checker.reportrules import COLUMNS, RuleRow, by_property
 from kvclaims.checker.reporttimeline import Timeline, embedded
 from kvclaims.checker.verdicts import Violation, counted
 from kvclaims.spec.vocabulary import RULES, Verdict
@@ -215,6 +215,7 @@ def render(page: Page) -> str:
         meanings=MEANINGS,
         version=version("kvclaims"),
         number_of=lambda line: places[id(line)],
+        by_property=by_property,
         rule_words=Markup(embedded({rule.number: rule.meaning for rule in RULES.values()})),
         data=[Markup(line.data()) for line in lines],
         style=source["css"],

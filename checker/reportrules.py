@@ -173,3 +173,36 @@ def _monitor(rule: str, checks: Sequence[Checked]) -> Cell:
     if rule in MONITORED and steps:
         return Cell(str(Verdict.HOLDS), f"{steps:,} steps judged")
     return Cell(NOTHING)
+
+
+@dataclass(frozen=True)
+class Proved:
+    """All obligations of one property of a machine; `open` are the actions that are not proved."""
+
+    rule: str
+    name: str
+    machine: str
+    verdict: str
+    proved: int
+    total: int
+    seconds: float
+    open: tuple[str, ...]
+
+
+def by_property(obligations: Sequence[Mapping[str, Any]]) -> list[Proved]:
+    """Obligations put together by machine and property."""
+    groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for one in obligations:
+        key = (one["rule"], str(one.get("property", "")), str(one.get("machine", "")))
+        groups.setdefault(key, []).append(one)
+    return [
+        Proved(
+            *key,
+            verdict=_verdict(one["verdict"] for one in group),
+            proved=sum(one["verdict"] == Verdict.PROVED for one in group),
+            total=len(group),
+            seconds=sum(float(one.get("seconds", 0)) for one in group),
+            open=tuple(str(o["action"]) for o in group if o["verdict"] != Verdict.PROVED),
+        )
+        for key, group in groups.items()
+    ]

@@ -331,7 +331,7 @@ class _Builder:
         if event.event == "resident_block_materialized":
             self._covers(name, life, event.data["block_id"])
         else:
-            now = set(life.blocks.values()) if _is_owed(life) else set()
+            now = set(life.blocks.values()) if is_owed(life) else set()
             was = self._covered.get(name, set())
             self._guards.update(now - was)
             self._guards.subtract(was - now)
@@ -352,7 +352,7 @@ class _Builder:
 
     def _covers(self, name: str, life: ClaimLife, block: int) -> None:
         was = self._covered.setdefault(name, set())
-        if _is_owed(life) and block not in was:
+        if is_owed(life) and block not in was:
             was.add(block)
             self._guards[block] += 1
             self._touched.add(block)
@@ -361,13 +361,8 @@ class _Builder:
         """Reserve(c) after the event: granted, not covered and not on loan."""
         life = self.fold.claims.get(name)
         self._reserved -= self._reserves.pop(name, 0)
-        if life is not None and _is_owed(life):
-            lent = sum(
-                claim == name and block not in self._covered.get(name, ())
-                for block, claim in self.fold.tables.lent.items()
-            )
-            granted = (life.granted or life.asked)["n"]
-            self._reserves[name] = max(0, granted - len(life.blocks) - lent)
+        if life is not None and is_owed(life):
+            self._reserves[name] = reserve_of(life, self.fold.tables.lent)
             self._reserved += self._reserves[name]
 
     def _request(self, event: Event) -> None:
@@ -494,7 +489,7 @@ class _Builder:
             events=len(events),
             broken=(),
         )
-        told_apart = {(v.rule, v.message): v for v in [*self.fold.violations, *found]}
+        told_apart = {(v.rule, v.message): v for v in [*found, *self.fold.violations]}
         broken = tuple((self._step_of(line, v), v) for v in told_apart.values())
         return Timeline(**{**vars(line), "broken": broken})
 
@@ -508,11 +503,20 @@ class _Builder:
         return max(0, len(self.steps) - 1)
 
 
+def reserve_of(life: ClaimLife, lent: Mapping[int, str]) -> int:
+    """Blocks that a claim was granted, does not cover yet and has not on loan: Reserve(c)."""
+    covered = life.blocks.values()
+    on_loan = sum(claim == life.claim_id and b not in covered for b, claim in lent.items())
+    granted: int = (life.granted or life.asked)["n"]
+    return max(0, granted - len(life.blocks) - on_loan)
+
+
 def _subject(event: Event) -> str:
     return event.claim_id or event.request_id or ""
 
 
-def _is_owed(life: ClaimLife) -> bool:
+def is_owed(life: ClaimLife) -> bool:
+    """Its blocks are protected: it is hard, and the runtime is responsible."""
     return life.hard and life.responsible and life.phase not in TERMINAL
 
 

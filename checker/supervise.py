@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from kvclaims.checker import observing
 from kvclaims.checker.audit import Fold, check_runs
+from kvclaims.checker.behaviour import Behaviour
 from kvclaims.checker.door import (
     Foretold,
     Visitor,
@@ -114,6 +115,7 @@ class Supervisor:
         self.known = Knowledge(runtime.config)
         snapshot = runtime.snapshot()
         self.monitor = Monitor(snapshot.facts, snapshot.null_block)
+        self.behaviour = Behaviour(self.monitor)
         exact = Feature.FINGERPRINTS in features
         self.serving = Serving(self.known, self.monitor.shadow, exact=exact)
         runtime.listen(self._heard.append)
@@ -209,7 +211,7 @@ class Supervisor:
             events, steps = self.runtime.events()[told:], tuple(self._heard)
             self.event_kinds.update(event.event for event in events)
             self.edges.update((step.action, situation) for step in steps)
-            found = self._monitored()
+            found = self._monitored(operation, events)
             one = Told(operation, before, after, events, steps, answer.value)
             found += _unstepped(self._judge(one, answer, legal, refs))
             if foretold is not None and nothing_grew(before, steps, events):
@@ -218,6 +220,7 @@ class Supervisor:
             if self.operations % self._audit_every == 0:
                 found += self._audited()
             found += _unstepped(self._compare(operation, answer, after))
+            found += self._strange()
             self._collect(found, before=before)
         except Crash as crash:
             self._meet(operation, None)
@@ -474,14 +477,30 @@ class Supervisor:
             )
         yield from observing.differences(after, self.oracle.observe())
 
-    def _monitored(self) -> list[Shown]:
-        """Tell the monitor what was heard; its new violations."""
+    def _monitored(
+        self, operation: Operation | None = None, events: Sequence[Event] = ()
+    ) -> list[Shown]:
+        """Tell the monitor what was heard; its new violations.  Of an operation that crashed only
+        the steps are judged, not whether they are moves of the whole."""
         known = len(self.monitor.violations)
         heard = list(self._heard)
         self._heard.clear()
+        if operation is not None:
+            self.behaviour.begin(operation.fields.get("ticks", 0), events)
         for step in heard:
+            if operation is not None:
+                self.behaviour(step)
             self.monitor(step)
+        if operation is not None:
+            self.behaviour.end()
         return [(v.rule, v.message, v.step) for v in self.monitor.violations[known:]]
+
+    def _strange(self) -> list[Shown]:
+        """What in the operation was no move of the composed machine."""
+        strange = self.behaviour.violations
+        found = [(v.rule, v.message, v.step) for v in strange]
+        strange.clear()
+        return found
 
     def _audited(self) -> list[Shown]:
         known = len(self.monitor.violations)

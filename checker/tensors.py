@@ -20,7 +20,8 @@ from kvclaims.checker.explore import ExploreReport
 from kvclaims.checker.finite import Instance, compile_instance
 from kvclaims.checker.grounded import Grounded, Node, Step, Value, ground, inside
 from kvclaims.checker.machinecode import Layout, layout
-from kvclaims.checker.native import LeftDomain, TooLarge, Way, default_budget, explore_native
+from kvclaims.checker.native import LeftDomain, Way, explore_native
+from kvclaims.checker.planning import TooLarge, default_budget
 from kvclaims.checker.verdicts import Progress
 from kvclaims.spec.interface import BadOperation, EngineMissing
 

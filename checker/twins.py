@@ -8,6 +8,7 @@ machine the guards that couple its parts have twins here; the others have theirs
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -150,7 +151,8 @@ def run_twins(progress: Progress | None = None, workers: int = 2) -> TwinReport:
     """Explore every twin, on `workers` processes."""
     start = time.perf_counter()
     done = []
-    with ProcessPoolExecutor(workers) as pool:
+    at_once = (signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker without a word
+    with ProcessPoolExecutor(workers, None, signal.signal, at_once) as pool:
         for found in pool.map(twin, *zip(*guards(), strict=True)):
             done.append(found)
             if progress:

@@ -13,7 +13,7 @@ from typing import Final
 from kvclaims.spec import claims, feasible, pool
 from kvclaims.spec.claims import CLAIMS, ended, is_in, responsible
 from kvclaims.spec.composed import RUNTIME
-from kvclaims.spec.composition import Part, Step, standing_still
+from kvclaims.spec.composition import Part, Step, hide, standing_still
 from kvclaims.spec.language import (
     FALSE,
     NAT,
@@ -39,7 +39,7 @@ from kvclaims.spec.language import (
     value,
 )
 from kvclaims.spec.pool import POOL, b, c, covers, how, r, ref
-from kvclaims.spec.refinement import History, Image, Refinement, hide, same, with_history
+from kvclaims.spec.refinement import History, Image, Refinement, same, with_history
 from kvclaims.spec.vocabulary import Cause, Decision, Outcome, Phase
 
 NOTHING: Final[tuple[Step, ...]] = ()

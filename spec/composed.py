@@ -202,7 +202,7 @@ def _hand_out(name: str, params: tuple[Var, ...], meaning: str, *guards: Guard) 
 
 def _content_lost(name: str, how: str, meaning: str) -> Move:
     """A block loses its hash: materialized claims on it are harmed, others speak of it no more."""
-    harmed = _is_harmed_by(POOL, name, in_pool(_each, Phase.HARMED))
+    harmed = _covers(_each, b) & _is_harmed_by(POOL, name, in_pool(_each, Phase.HARMED))
     falls = both(_covers(_each, b), ~hard(_each), ~harmed)
     return Move(
         name,

@@ -296,6 +296,15 @@ class Composition:
         """What the part does in each move; nothing where it stands still."""
         return {move.name: move.steps_of(part) for move in self.moves}
 
+    def seen_without(self, *hidden: Symbol) -> Composition:
+        """The same seen by somebody who cannot see some symbols of its parts (`hide`)."""
+        seen = {part.name: Part(hide(part.machine, *hidden)) for part in self.parts}
+        moves = tuple(
+            replace(move, shares=tuple((seen[part.name], step) for part, step in move.shares))
+            for move in self.moves
+        )
+        return replace(self, parts=tuple(seen.values()), moves=moves)
+
     def only(self, *names: str, without: Collection[str] = ()) -> Composition:
         """The same with other parts left out, and some moves: whatever the whole does by the moves
         that stay, seen through the parts that stay, is what this does.  Guards that speak of a
@@ -334,6 +343,41 @@ def standing_still(machine: Machine, corollaries: Sequence[Property]) -> Machine
     )
 
 
+def hide(machine: Machine, *hidden: Symbol) -> Machine:
+    """The machine as seen by somebody who cannot see some symbols: conditions and updates that
+    speak of them are left out, so it can do whatever the whole machine can, and maybe more."""
+
+    def sees(term: Term) -> bool:
+        return not symbols_of(term) & set(hidden)
+
+    def action(whole: Action) -> Action:
+        guards = tuple(guard for guard in whole.guards if sees(guard.condition))
+        updates = tuple(u for u in whole.updates if u.target.symbol not in hidden)
+        for update in updates:
+            if not sees(update.value):
+                raise MachineError(f"{machine.name}.{whole.name} shows what it hides")
+        used = {v for u in updates for v in (*u.target.args, *_variables(u.value))}
+        used |= {v for guard in guards for v in _variables(guard.condition)}
+        params = tuple(param for param in whole.params if param in used)
+        return replace(whole, params=params, guards=guards, updates=updates)
+
+    return replace(
+        machine,
+        symbols=tuple(s for s in machine.symbols if s not in hidden),
+        init=tuple(u for u in machine.init if u.target.symbol not in hidden),
+        actions=tuple(action(whole) for whole in machine.actions),
+        properties=tuple(p for p in machine.properties if sees(p.formula)),
+    )
+
+
+def _variables(term: Term) -> set[Term]:
+    return {part for part in subterms(term) if isinstance(part, Var)}
+
+
+def symbols_of(term: Term) -> set[Symbol]:
+    return {part.symbol for part in subterms(term) if isinstance(part, App)}
+
+
 def _within(move: Move, parts: Sequence[Part], symbols: set[Symbol]) -> Move:
     """The move as these parts see it."""
     shares = tuple((part, step) for part, step in move.shares if part in parts)
@@ -349,7 +393,7 @@ def _is_told(move: Move, symbols: set[Symbol]) -> bool:
 
 def _speaks_of(term: Term, symbols: set[Symbol]) -> bool:
     """The term speaks of these symbols only."""
-    return all(part.symbol in symbols for part in subterms(term) if isinstance(part, App))
+    return symbols_of(term) <= symbols
 
 
 def _missing(parts: Sequence[Part], moves: Sequence[Move]) -> dict[str, str]:

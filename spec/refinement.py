@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from kvclaims.spec.composition import Part, Step, standing_still, trail
+from kvclaims.spec.composition import Part, Step, standing_still, symbols_of, trail
 from kvclaims.spec.language import (
     NAT,
     TRUE,
@@ -73,7 +73,7 @@ class Refinement:
             image = self.images.get(symbol.name)
             if image is None or tuple(v.sort for v in image.places) != symbol.domain:
                 raise MachineError(f"{self.name}: {symbol.name} has no image at its places")
-            if symbol.rigid and any(not s.rigid for s in _symbols(image.term)):
+            if symbol.rigid and any(not s.rigid for s in symbols_of(image.term)):
                 raise MachineError(f"{self.name}: {symbol.name} never changes, its image may")
         missing = {action.name for action in self.concrete.actions} ^ set(self.steps)
         if missing:
@@ -135,7 +135,7 @@ class Refinement:
                 yield self._alike(symbol, init, started=True)
         for number, axiom in enumerate(self.abstract.axioms):
             yield Property(
-                self._rule(_symbols(axiom)),
+                self._rule(symbols_of(axiom)),
                 f"axiom {number}",
                 self._seen(self._part(axiom)),
                 "What the abstract machine assumes holds of the image.",
@@ -165,7 +165,7 @@ class Refinement:
         changed = {update.target.symbol for update in action.updates}
         written = {update.target.symbol for update in taken.updates}
         for symbol in self.abstract.symbols:
-            moved = bool(changed & _symbols(self.images[symbol.name].term))
+            moved = bool(changed & symbols_of(self.images[symbol.name].term))
             if not symbol.rigid and (moved or self._part.symbol(symbol) in written):
                 yield replace(self._alike(symbol, taken.updates), on=action.name)
 
@@ -178,7 +178,7 @@ class Refinement:
                     if step.each is not None:
                         raise MachineError(f"{self.name}: a number for each of a sort")
                     yield Property(
-                        self._rule(_symbols(arg)),
+                        self._rule(symbols_of(arg)),
                         f"{action.name}, {number + 1}. {step.action}: {name} is natural",
                         _if(step.when, arg >= 0),
                         "A natural number is at least zero.",
@@ -241,13 +241,9 @@ class Refinement:
     def _rule(self, symbols: set[Symbol]) -> str:
         """The rule that is at stake: the first that the abstract machine states of a symbol."""
         for prop in self.abstract.properties:
-            if symbols & _symbols(prop.formula):
+            if symbols & symbols_of(prop.formula):
                 return prop.rule
         return self.abstract.properties[0].rule
-
-
-def _symbols(term: Term) -> set[Symbol]:
-    return {part.symbol for part in subterms(term) if isinstance(part, App)}
 
 
 def _if(condition: Term, then: Term) -> Term:
@@ -290,34 +286,3 @@ def with_history(machine: Machine, history: History) -> Machine:
             for a in machine.actions
         ),
     )
-
-
-def hide(machine: Machine, *hidden: Symbol) -> Machine:
-    """The machine as seen by somebody who cannot see some symbols: conditions and updates that
-    speak of them are left out, so it can do whatever the whole machine can, and maybe more."""
-
-    def sees(term: Term) -> bool:
-        return not _symbols(term) & set(hidden)
-
-    def action(whole: Action) -> Action:
-        guards = tuple(guard for guard in whole.guards if sees(guard.condition))
-        updates = tuple(u for u in whole.updates if u.target.symbol not in hidden)
-        for update in updates:
-            if not sees(update.value):
-                raise MachineError(f"{machine.name}.{whole.name} shows what it hides")
-        used = {v for u in updates for v in (*u.target.args, *_variables(u.value))}
-        used |= {v for guard in guards for v in _variables(guard.condition)}
-        params = tuple(param for param in whole.params if param in used)
-        return replace(whole, params=params, guards=guards, updates=updates)
-
-    return replace(
-        machine,
-        symbols=tuple(s for s in machine.symbols if s not in hidden),
-        init=tuple(u for u in machine.init if u.target.symbol not in hidden),
-        actions=tuple(action(whole) for whole in machine.actions),
-        properties=tuple(p for p in machine.properties if sees(p.formula)),
-    )
-
-
-def _variables(term: Term) -> set[Term]:
-    return {part for part in subterms(term) if isinstance(part, Var)}

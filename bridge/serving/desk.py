@@ -99,8 +99,18 @@ class Desk:
 
     # -- claims that come with requests ----------------------------------------------------------
 
+    @property
+    def has_answers(self) -> bool:
+        return bool(self._answers)
+
     def arrived(
-        self, request_id: str, raw: Any, tokens: tuple[int, ...] | None, salt: str, adapter: str
+        self,
+        request_id: str,
+        raw: Any,
+        tokens: tuple[int, ...] | None,
+        salt: str,
+        adapter: str,
+        owner: str = ANONYMOUS,
     ) -> None:
         """A request brought a claim on its own prompt.  A claim that is no good is answered as
         such; the request itself is served as if it had brought none."""
@@ -110,7 +120,7 @@ class Desk:
             if not tokens:
                 raise BadClaim("the prompt has no token ids that a claim could speak of")
             order = replace(order, tokens=tokens, salt=salt, adapter=adapter)
-            told = self._declare(order, order.owner or ANONYMOUS)
+            told = self._declare(order, order.owner or read_name("owner", owner))
         except (BadClaim, BadOperation) as error:
             told = {"decision": "rejected", "error": str(error)}
         self._answers[request_id] = told
@@ -176,7 +186,7 @@ class Desk:
         survival = {"leading": view.leading, "survivors": view.survivors}
         return Answer(200, {**self._summary(claim), **survival})
 
-    def _op_list(self, who: Who, message: Mapping[str, Any]) -> Answer:
+    def _op_list(self, who: Who, _: Mapping[str, Any]) -> Answer:
         mine = [c for c in self._claims() if who.operator or c.spec.owner == who.owner]
         listed = [self._summary(claim) for claim in mine[-_MOST_LISTED:]]
         return Answer(200, {"claims": listed, "left_out": len(mine) - len(listed)})
@@ -193,7 +203,7 @@ class Desk:
     def _op_release(self, who: Who, message: Mapping[str, Any]) -> Answer:
         return self._end(who, message, Phase.RELEASED)
 
-    def _op_pool(self, who: Who, message: Mapping[str, Any]) -> Answer:
+    def _op_pool(self, who: Who, _: Mapping[str, Any]) -> Answer:
         share = self.enforcer.book.share
         body = {**self._numbers(), "block_size": self.enforcer.block_size}
         body["hard_blocks"] = share.used.get(who.owner, 0)
@@ -211,7 +221,7 @@ class Desk:
                 return Answer(200, self._describe(self._refusals[request_id], who))
         raise BadClaim("no such request was refused", 404)
 
-    def _op_stats(self, who: Who, message: Mapping[str, Any]) -> Answer:
+    def _op_stats(self, *_: Any) -> Answer:
         return Answer(200, self.stats())
 
     # -- deciding --------------------------------------------------------------------------------
@@ -275,8 +285,8 @@ class Desk:
 
     # -- telling ---------------------------------------------------------------------------------
 
-    def _claims(self) -> Iterable[Any]:
-        return self.enforcer.book.claims.values()
+    def _claims(self) -> list[Any]:
+        return list(self.enforcer.book.claims.values())
 
     def _summary(self, claim: Any) -> dict[str, Any]:
         spec, granted = claim.spec, claim.granted
@@ -297,7 +307,8 @@ class Desk:
     def _ends_in(self, claim: Any) -> float | None:
         if claim.end is None or not claim.responsible:
             return None
-        return max(0.0, (claim.end - self.enforcer.book.now) / TICKS)
+        left: float = (claim.end - self.enforcer.book.now) / TICKS
+        return max(0.0, left)
 
     def _describe(self, refusal: Refusal, who: Who) -> dict[str, Any]:
         judgement, usable = refusal.judgement, self.enforcer.usable
@@ -354,7 +365,7 @@ class Desk:
         """Everything that `/metrics` shows."""
         label = self._label
         tally = self.tally
-        claims = list(self._claims())
+        claims = self._claims()
         states = Counter(r.state for r in self.enforcer.requests.records.values())
         return {
             **self._numbers(),

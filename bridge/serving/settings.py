@@ -55,7 +55,7 @@ class Settings:
     trace_files: int = 8
     """Files put aside that are kept, the youngest; 0 for all."""
     owners: Mapping[str, str] = field(default_factory=dict)
-    """Owner → SHA-256 of an API key: who holds the key is that owner.  Empty: owners are believed."""
+    """Owner → SHA-256 of its API key.  Empty: owners are believed."""
     operator_sha256: str = ""
     """SHA-256 of the operator's token; empty for no operator."""
     retry_after: int = 30
@@ -66,7 +66,7 @@ class Settings:
     """Whether `/metrics` names claims and owners; else opaque ids (Q3)."""
 
     def __post_init__(self) -> None:
-        whole = {
+        whole: dict[str, tuple[Any, int]] = {
             "defer_limit": (self.defer_limit, 0),
             "claims_per_owner": (self.claims_per_owner, 1),
             "remember": (self.remember, 0),
@@ -81,9 +81,10 @@ class Settings:
         for name, (value, least) in whole.items():
             if type(value) is not int or value < least:
                 raise BadSettings(f"{name} is a whole number from {least}, not {value!r}")
-        if not isinstance(self.hard_share, (int, float)) or not 0 <= self.hard_share <= 1:
-            raise BadSettings(f"hard_share lies between 0 and 1, not at {self.hard_share!r}")
-        if not isinstance(self.trace, str) or not isinstance(self.metrics_names, bool):
+        share: Any = self.hard_share
+        if type(share) not in (int, float) or not 0 <= share <= 1:
+            raise BadSettings(f"hard_share lies between 0 and 1, not at {share!r}")
+        if type(self.trace) is not str or type(self.metrics_names) is not bool:
             raise BadSettings("trace is a path and metrics_names true or false")
         for owner, digest in {**self.owners, "operator_sha256": self.operator_sha256}.items():
             if digest and not _DIGEST.fullmatch(str(digest)):

@@ -55,7 +55,7 @@ class Tally:
     def _finished(self, event: Event) -> None:
         self.outcomes[str(event.data["outcome"])] += 1
 
-    def _aborted(self, event: Event) -> None:
+    def _aborted(self, _: Event) -> None:
         self.outcomes[Outcome.ABORTED.value] += 1
 
     def _begins(self, event: Event) -> None:

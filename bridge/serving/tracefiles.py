@@ -57,15 +57,20 @@ class TraceFiles:
     def close(self) -> None:
         self._file.close()
 
-    def aside(self) -> list[Path]:
-        """The full files, in the order of their events."""
-        return sorted(self.path.parent.glob(f"{self.path.stem}-[0-9]*.jsonl"))
-
     def _put_aside(self) -> None:
         self._file.close()
         self.path.replace(self.path.with_name(f"{self.path.stem}-{self._first:012}.jsonl"))
         if self._keep:
-            for old in self.aside()[: -self._keep]:
+            for old in _full(self.path)[: -self._keep]:
                 old.unlink()
         self._file = self.path.open("w", encoding="utf-8")
         self._size = 0
+
+
+def in_order(path: Path) -> list[Path]:
+    """The files of the trace whose current file is `path`, in the order of their events."""
+    return [*_full(path), path]
+
+
+def _full(path: Path) -> list[Path]:
+    return sorted(path.parent.glob(f"{path.stem}-[0-9]*.jsonl"))

@@ -546,6 +546,8 @@ class ClaimBook:
         if claim.hard:
             self.share.give(claim.spec.owner, claim.footprint)
         self._in_force[claim.spec.owner] -= 1
+        if not self._in_force[claim.spec.owner]:
+            del self._in_force[claim.spec.owner]
         self._ended[claim.spec.claim_id] = None
         for position in claim.granted.positions:
             if position not in claim.cover:

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from kvclaims.checker.engines import first_line
 from kvclaims.spec.interface import EngineInfo, EngineMissing, Feature, PoolConfig, Runtime
 
 INSTALL: Final = "pip install 'kvclaims[vllm]' (or, without a GPU: make setup ENGINE=vllm)"
@@ -71,8 +72,7 @@ def _imports(folder: str) -> Iterator[None]:
     try:
         yield
     except (ImportError, AttributeError, SyntaxError, OSError) as error:
-        first = (str(error).strip().splitlines() or [""])[0]
-        message = f"vLLM at {folder} cannot be imported: {type(error).__name__}: {first}"
+        message = f"vLLM at {folder} cannot be imported: {first_line(error)}"
         raise EngineMissing(message) from error
 
 
@@ -144,8 +144,7 @@ class WholeEngine:
         try:
             booted()
         except (RuntimeError, ValueError, TypeError, ImportError, OSError) as error:
-            first = (str(error).strip().splitlines() or [""])[0]
-            message = f"vLLM {info.version} at {info.path} does not boot here: {first}"
+            message = f"vLLM {info.version} at {info.path} does not boot here: {first_line(error)}"
             raise EngineMissing(message) from error
         lent = os.environ.get(ELASTIC, "").strip()
         if lent:

@@ -219,9 +219,16 @@ class PoolObserver:
             self.where[key].pop(block, None)
             if not self.where[key]:
                 del self.where[key]
-                self.names.forget_key(raw)
+                if not self._in_another_group(key):
+                    self.names.forget_key(raw)
         self._touched.setdefault(block, set()).add(raw)
         return key
+
+    def _in_another_group(self, key: str) -> bool:
+        """Whether another KV group has content of the same hash."""
+        name = key.partition("@")[0]
+        groups = range(len(self.manager.coordinator.single_type_managers))
+        return any((f"{name}@{g}" if g else name) in self.where for g in groups)
 
     def _sync(self, blocks: Iterable[Any], request: str | None, action: str) -> None:
         """Tell which keys blocks have lost (as `action`) and gained since last looked at."""
@@ -315,9 +322,16 @@ class PoolObserver:
             finally:
                 # The grant comes first in the machine; its size is known only now.
                 grown = len(self.held.get(self._name(), ())) > before
-                if self._listeners and grown:
+                if self._listeners and (grown or self._granted):
                     grant = {"r": self._name(), "n": self._granted}
-                    self._steps.insert(start, PoolStep("admit", grant))
+                    self._steps.insert(self._after_drops(start), PoolStep("admit", grant))
+
+    def _after_drops(self, start: int) -> int:
+        """Where the grant stands: blocks that left a sliding window were let go of before it."""
+        at = start
+        while at < len(self._steps) and self._steps[at].action in ("drop", "give_back"):
+            at += 1
+        return at
 
     def _free_request(self, inner: Wrapper, request: Any, *args: Any, **kwargs: Any) -> Any:
         name = self._alias(request.request_id)
@@ -372,11 +386,20 @@ class PoolObserver:
             if self._pinning:
                 continue
             held = self.held.setdefault(name, [])
-            key = ids[len(held)] if len(held) < len(ids) else self._any_key(block.block_id)
+            key = self._found_as(block.block_id, ids, len(held))
             held.append(block.block_id)
             self._granted += was_queued
             self.tell("share", r=name, b=block.block_id, k=key)
         return result
+
+    def _found_as(self, block: int, ids: list[str], position: int) -> str:
+        """The content that a hit is served for: the request's own at that position.  With a
+        window or several KV groups its blocks are no run from 0, and the block's own key stands."""
+        groups = self.manager.coordinator.single_type_managers
+        window = getattr(groups[0].kv_cache_spec, "sliding_window", None)
+        if position < len(ids) and len(groups) == 1 and window is None:
+            return ids[position]
+        return self._any_key(block)
 
     def _any_key(self, block: int) -> str:
         return next(iter(self.keys.get(block, {}).values()), "")

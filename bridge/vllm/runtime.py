@@ -7,13 +7,15 @@ from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from kvclaims.bridge.vllm.observer import keys_found
-from kvclaims.bridge.vllm.scheduler import ADMIT_REUSE, POLICY, ClaimEnforcer
+from kvclaims.bridge.vllm.scheduler import ADMIT_REUSE, ClaimEnforcer
+from kvclaims.bridge.vllm.serving import POLICY
 from kvclaims.bridge.vllm.simulated import EventTap, SimulatedDriver
 from kvclaims.spec.interface import (
     BadOperation,
     ClaimAnswer,
     ClaimSpec,
     KvEvent,
+    NotExposed,
     Observation,
     PoolConfig,
     PoolSnapshot,
@@ -161,6 +163,16 @@ class VllmRuntime:
             raise BadOperation("the runtime is awake")
         self._asleep = False
         self._recorder.emit("pool_woken")
+
+    def load(self, request_id: str, blocks: int) -> None:
+        raise NotExposed(f"the load of {blocks} blocks for {request_id!r}, in this adapter")
+
+    def offload(self, claim_id: str) -> bool:
+        raise NotExposed(f"a host tier for {claim_id!r}, in this adapter")
+
+    def restore(self, claim_id: str, succeeds: bool = True) -> bool:
+        how = "a restore" if succeeds else "a failing restore"
+        raise NotExposed(f"{how} of {claim_id!r}, in this adapter")
 
     def kv_events(self) -> tuple[KvEvent, ...]:
         """vLLM's own KV events, from the first call on."""

@@ -10,7 +10,6 @@ Enforcement needs three grips, all on the live objects of vLLM:
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -20,10 +19,12 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
+from kvclaims.bridge.serving.desk import ANONYMOUS, Desk
 from kvclaims.bridge.vllm.claims import ClaimBook
 from kvclaims.bridge.vllm.names import Names
 from kvclaims.bridge.vllm.observer import PoolObserver, Reactions
 from kvclaims.bridge.vllm.requests import Blocked, RequestLog, RequestRecord
+from kvclaims.bridge.vllm.serving import Serving, settings_of
 from kvclaims.spec.feasibility import Judgement, Situation, judge
 from kvclaims.spec.interface import BadOperation, ClaimAnswer, ClaimSpec
 from kvclaims.spec.telemetry import Recorder
@@ -32,22 +33,31 @@ from kvclaims.spec.vocabulary import Cause, Outcome, Phase
 ADMIT_REUSE: Final = "kvclaims_admit_reuse"
 """Key in `SamplingParams.extra_args` (`vllm_xargs` over HTTP): false is write no-admit (P4)."""
 
-SETTINGS: Final = "kvclaims"
-"""Key in vLLM's `additional_config` that puts claims into force: `{"defer_limit": 1}`."""
+CLAIM: Final = "kvclaims"
+"""Key there: a claim on the request's own prompt, as JSON (`kvclaims.bridge.serving.wire`)."""
 
-POLICY: Final = "resident_claims"
+OWNER: Final = "kvclaims_owner"
+"""Key there: who asks, so that a refusal names the asker's own claims (Q3)."""
 
 VERDICT: Final = "kvclaims"
-"""Key in the `kv_transfer_params` of a refused request's answer."""
+"""Key in the `kv_transfer_params` of the answer: a refusal, and what became of a claim."""
 
 _WAITING: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 def admits_reuse(request: Any) -> bool:
     """Whether what the request computes may be left for others."""
+    return bool(_extra_args(request).get(ADMIT_REUSE, True))
+
+
+def _extra_args(request: Any) -> dict[str, Any]:
     params = request.sampling_params
-    extra = (params.extra_args if params is not None else None) or {}
-    return bool(extra.get(ADMIT_REUSE, True))
+    return (params.extra_args if params is not None else None) or {}
+
+
+def _owner(request: Any) -> str:
+    """Who made the request, as far as it says."""
+    return str(_extra_args(request).get(OWNER, ANONYMOUS))
 
 
 class ClaimEnforcer(Reactions):
@@ -73,6 +83,8 @@ class ClaimEnforcer(Reactions):
         self.observer.reactions = self
         self.book = ClaimBook(self, recorder)
         self.requests = RequestLog(recorder, defer_limit)
+        self.desk: Desk | None = None
+        """Where claims are made and told of while serving; then ended requests are forgotten."""
         self._withheld = 0
         self._blocked: Blocked | None = None
         self._fresh: dict[str, None] = {}
@@ -222,11 +234,19 @@ class ClaimEnforcer(Reactions):
                 self.requests.preempted(record, blocks)
             return
         self.names.forget_request(request.request_id)
-        if record is None or record.state == "finished":
+        if record is None:
             return
-        if status == RequestStatus.FINISHED_ABORTED:
+        if record.state != "finished":
+            self._tell_end(request, record, blocks)
+        if self.desk is not None and RequestStatus.is_finished(status):
+            del self.requests.records[record.request_id]
+
+    def _tell_end(self, request: Any, record: RequestRecord, blocks: int) -> None:
+        if request.status == RequestStatus.FINISHED_ABORTED:
             self.requests.aborted(record, blocks)
-        elif RequestStatus.is_finished(status):
+            if self.desk is not None:
+                self.desk.answer(request.request_id)  # there is nobody left to tell
+        elif RequestStatus.is_finished(request.status):
             full = request.num_computed_tokens // self.block_size
             self.requests.finished(record, blocks, full - record.hit_blocks)
 
@@ -245,6 +265,13 @@ class ClaimEnforcer(Reactions):
         name = self.alias(request.request_id)
         record = RequestRecord(name, admits_reuse(request), ids[-1] if ids else None)
         self.requests.arrived(record, self._blocks(request.num_tokens))
+        claim = _extra_args(request).get(CLAIM)
+        if self.desk is not None and claim is not None:
+            plain = not getattr(request, "mm_features", None)
+            tokens = tuple(request.prompt_token_ids or ()) if plain else None
+            salt, lora = request.cache_salt or "", request.lora_request
+            adapter = "" if lora is None else lora.lora_name
+            self.desk.arrived(request.request_id, claim, tokens, salt, adapter, _owner(request))
 
     def _blocks(self, tokens: int) -> int:
         """How many blocks that many tokens take."""
@@ -329,6 +356,8 @@ class ClaimEnforcer(Reactions):
             self._tell_verdict(record, blocked)
             if record.state == "finished":
                 self._refused.append((request, judgement))
+                if self.desk is not None:
+                    self.desk.refused(request.request_id, judgement, blocked.situation)
                 self.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
 
     def _tell_verdict(self, record: RequestRecord, blocked: Blocked) -> None:
@@ -361,14 +390,30 @@ class ClaimEnforcer(Reactions):
                 request_id=request.request_id,
                 new_token_ids=[],
                 finish_reason=request.get_finished_reason(),
-                kv_transfer_params={VERDICT: _verdict(judgement)},
+                kv_transfer_params={VERDICT: self._told(request, judgement)},
             )
             known = outputs.get(request.client_index)
             if known is None:
                 outputs[request.client_index] = EngineCoreOutputs(outputs=[output])
             else:
                 known.outputs.append(output)
+        if self.desk is not None and self.desk.has_answers:
+            self._answer_claims(self.desk, outputs)
         return outputs
+
+    def _told(self, request: Any, judgement: Judgement) -> dict[str, Any]:
+        if self.desk is None:
+            return _verdict(judgement)
+        return self.desk.told_refusal(request.request_id, _owner(request))
+
+    def _answer_claims(self, desk: Desk, outputs: dict[int, Any]) -> None:
+        """Requests that end are told of the claims that they brought."""
+        for output in (o for some in outputs.values() for o in some.outputs):
+            told = None if output.finish_reason is None else desk.answer(output.request_id)
+            if told is not None:
+                params = dict(output.kv_transfer_params or {})
+                params[VERDICT] = {**params.get(VERDICT, {}), **told}
+                output.kv_transfer_params = params
 
 
 def _verdict(judgement: Judgement) -> dict[str, Any]:
@@ -391,21 +436,19 @@ def _hits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
 
 
 class ClaimScheduling:
-    """Mixin over a vLLM scheduler.  Claims are in force once `enforce` was called, or from the
-    start where vLLM's `additional_config` has `{"kvclaims": {…}}`."""
+    """Mixin over a vLLM scheduler.  Claims are in force once `enforce` was called; from the start
+    where vLLM was told to use this class (`--scheduler-cls`), or has settings for claims."""
 
     enforcer: ClaimEnforcer | None = None
+    serving: Serving | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        additional = getattr(self.vllm_config, "additional_config", None)  # type: ignore[attr-defined]
-        settings = additional.get(SETTINGS) if isinstance(additional, dict) else None
+        settings = settings_of(self)
         if settings is not None:
-            usable = self.kv_cache_manager.block_pool.num_gpu_blocks - 1  # type: ignore[attr-defined]
-            recorder = Recorder(
-                str(settings.get("run_id", "server")), POLICY, usable, time.monotonic_ns
-            )
-            self.enforce(recorder, int(settings.get("defer_limit", 1)))
+            self.serving = Serving(self, settings)
+            enforcer = self.enforce(self.serving.recorder, settings.defer_limit)
+            enforcer.desk = self.serving.open(enforcer)
 
     def enforce(
         self,
@@ -423,9 +466,13 @@ class ClaimScheduling:
         known = request.request_id in self.requests  # type: ignore[attr-defined]
         super().add_request(request)  # type: ignore[misc]
         if self.enforcer is not None and not known:
+            if self.serving is not None and self.serving.spans is not None:
+                self.serving.spans.arrived(request.request_id, request.trace_headers)
             self.enforcer.arrived(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        if self.enforcer is not None and self.enforcer.desk is not None:
+            self.enforcer.desk.tick()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         if self.enforcer is not None:
             self.enforcer.scheduled()
@@ -438,10 +485,22 @@ class ClaimScheduling:
             outputs = self.enforcer.answers(outputs)
         return outputs
 
+    def shutdown(self) -> None:
+        super().shutdown()  # type: ignore[misc]
+        if self.serving is not None:
+            self.serving.close()
+
 
 class ClaimScheduler(ClaimScheduling, Scheduler):  # type: ignore[misc]
-    """vLLM's scheduler with claims."""
+    """vLLM's scheduler with claims.  Under asynchronous scheduling it is an
+    `AsyncClaimScheduler`, so one name serves both."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> ClaimScheduler:
+        config = kwargs.get("vllm_config", args[0] if args else None)
+        asynchronous = config is not None and config.scheduler_config.async_scheduling
+        kind = AsyncClaimScheduler if asynchronous and cls is ClaimScheduler else cls
+        return object.__new__(kind)
 
 
-class AsyncClaimScheduler(ClaimScheduling, AsyncScheduler):  # type: ignore[misc]
+class AsyncClaimScheduler(ClaimScheduler, AsyncScheduler):  # type: ignore[misc]
     """vLLM's asynchronous scheduler with claims: content counts once its step was processed."""

@@ -94,9 +94,7 @@ def model_folder(max_tokens: int) -> Iterator[str]:
         yield folder
 
 
-def scheduler_config(
-    max_tokens: int, policy: str = "fcfs", asynchronous: bool = False
-) -> Any:
+def scheduler_config(max_tokens: int, policy: str = "fcfs", asynchronous: bool = False) -> Any:
     """vLLM's configuration for one engine that prefills any prompt in one chunk."""
     from vllm.config import (
         CacheConfig,
@@ -139,26 +137,35 @@ def make_scheduler(
     *,
     policy: str = "fcfs",
     asynchronous: bool = False,
+    windows: tuple[int, ...] = (0,),
 ) -> Any:
-    """A scheduler with `usable` blocks for one full-attention layer."""
+    """A scheduler with `usable` blocks.  `windows` has a layer and KV group each: 0 for full
+    attention, else the tokens of its sliding window."""
     import torch
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        SlidingWindowSpec,
+    )
     from vllm.v1.structured_output import StructuredOutputManager
 
     config = scheduler_config((usable + 2) * block_size, policy, asynchronous)
     config.cache_config.block_size = block_size
     config.cache_config.num_gpu_blocks = usable + 1
-    spec = FullAttentionSpec(
-        block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
-    )
+    shape = {"block_size": block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    specs = [
+        SlidingWindowSpec(**shape, sliding_window=w) if w else FullAttentionSpec(**shape)
+        for w in windows
+    ]
     register_all_kvcache_specs(config)
     return scheduler_class(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
             num_blocks=usable + 1,
             kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+            kv_cache_groups=[KVCacheGroupSpec([f"layer{i}"], spec) for i, spec in enumerate(specs)],
         ),
         structured_output_manager=StructuredOutputManager(config),
         block_size=block_size,

@@ -30,15 +30,18 @@ from kvclaims.spec.interface import (
 _GARBAGE: Final = "garbage"
 _GROUP_BYTES: Final = 4
 
+_Slot = tuple[str, str, tuple[int, ...]]
+"""A block's name, the parent that it continues, and the tokens in it."""
+
+_BLANK: Final[_Slot] = ("", "", ())
+
 
 class SimulatedMemory:
     """What was last written into each block: the content it names, and its tokens."""
 
     def __init__(self, blocks: int, block_size: int) -> None:
         self._size = block_size
-        self._blank: tuple[str, str, tuple[int, ...]] = ("", "", ())
-        self._blocks = [self._blank] * blocks
-        """Each block's name, the parent it continues, and the tokens in it."""
+        self._blocks: list[_Slot] = [_BLANK] * blocks
 
     def digest(self, block: int) -> int:
         return fingerprint(self._blocks[block][0])
@@ -57,7 +60,7 @@ class SimulatedMemory:
 
     def discard(self) -> None:
         """All of it is given up and comes back blank."""
-        self._blocks = [self._blank] * len(self._blocks)
+        self._blocks = [_BLANK] * len(self._blocks)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,22 @@ from kvclaims.bridge.vllm.weaving import Handler, Weaver
 RULES: Final = frozenset({"B1", "B2", "B3", "B4", "B5", "B6", "B7", "B8", "B9", "B10"})
 """Rules that a pool can be judged by without claims and without a driver of its own."""
 
+PROBED: Final = {
+    "unpin_blocks": "B5 for soft readers: blocks read after they were freed",
+    "cache_partial_block": "B3 for partial keys",
+    "move_block_hashes": "B3 for keys that move with a copy",
+    "take_events": "B8",
+}
+"""Methods of a pool, and what cannot be judged in a version that lacks them."""
+
 _GROUP_BYTES: Final = 4
+
+
+def unobservable() -> tuple[str, ...]:
+    """What the imported vLLM gives no occasion to judge, for want of a method."""
+    from vllm.v1.core.block_pool import BlockPool
+
+    return tuple(what for method, what in PROBED.items() if not hasattr(BlockPool, method))
 
 
 @dataclass
@@ -90,7 +105,7 @@ class SuiteMonitor:
         if check is not None:
             check.managers.add(manager)
 
-    def entering(self, name: str, owner: Any, args: tuple[Any, ...]) -> None:
+    def entering(self, name: str, owner: Any) -> None:
         self._inner = []
         self._tally.operations += 1
         for check in self._active.values():
@@ -262,7 +277,8 @@ class SuiteMonitor:
         given = dict(zip((*names, "kv_cache_group_id"), args, strict=False)) | kwargs
         first, last = given["num_cached_blocks"], given["num_full_blocks"]
         blank = {
-            i for i in range(first, min(last, len(given["blocks"])))
+            i
+            for i in range(first, min(last, len(given["blocks"])))
             if given["blocks"][i].block_hash is None
         }
         result = call(pool, *args, **kwargs)

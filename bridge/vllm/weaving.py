@@ -52,7 +52,7 @@ class Watcher(Protocol):
     def manager_made(self, manager: Any) -> None:
         """A manager of one KV group exists."""
 
-    def entering(self, name: str, owner: Any, args: tuple[Any, ...]) -> None:
+    def entering(self, name: str, owner: Any) -> None:
         """An operation begins."""
 
     def leaving(self, name: str, args: tuple[Any, ...], failed: bool) -> None:
@@ -101,9 +101,8 @@ class Weaver:
                     setattr(cls, method, self._mapping(getattr(cls, method)))
             return
         for name, value in list(vars(cls).items()):
-            if isinstance(value, FunctionType) and not name.startswith("__"):
-                if not (inspect.isgeneratorfunction(value) or inspect.iscoroutinefunction(value)):
-                    setattr(cls, name, self._operation(f"{cls.__name__}.{name}", value))
+            if _is_operation(name, value):
+                setattr(cls, name, self._operation(f"{cls.__name__}.{name}", value))
         if cls.__name__ == "BlockPool":
             setattr(cls, "__init__", self._made(vars(cls)["__init__"], self._pool_made))  # noqa: B010
         elif cls.__name__ == "SingleTypeKVCacheManager":
@@ -120,7 +119,7 @@ class Weaver:
                 return function(owner, *args, **kwargs)
             outermost = self._depth == 0
             if outermost:
-                watcher.entering(name, owner, args)
+                watcher.entering(name, owner)
             self._depth += 1
             failed = True
             try:
@@ -137,9 +136,7 @@ class Weaver:
 
         return call
 
-    def _made(
-        self, init: Callable[..., Any], tell: Callable[[Any], None]
-    ) -> Callable[..., Any]:
+    def _made(self, init: Callable[..., Any], tell: Callable[[Any], None]) -> Callable[..., Any]:
         @functools.wraps(init)
         def made(owner: Any, *args: Any, **kwargs: Any) -> None:
             self._depth += 1
@@ -186,6 +183,16 @@ class Weaver:
             return result
 
         return call
+
+
+def _is_operation(name: str, value: object) -> bool:
+    """Whether a call of it begins and ends in one go: what a generator does comes later."""
+    return (
+        isinstance(value, FunctionType)
+        and not name.startswith("__")
+        and not inspect.isgeneratorfunction(value)
+        and not inspect.iscoroutinefunction(value)
+    )
 
 
 class _Finder(MetaPathFinder):

@@ -83,7 +83,9 @@ class WholeDriver:
 
     def request(self, spec: RequestSpec, extra_args: dict[str, Any]) -> Any:
         if spec.adapter or spec.modality or spec.external or spec.accepts:
-            raise NotExposed("adapters, modality inputs, external tokens and drafts, on this engine")
+            raise NotExposed(
+                "adapters, modality inputs, external tokens and drafts, on this engine"
+            )
         return setup.make_request(
             f"{self._run}:{spec.request_id}",  # the model runner remembers ids over runs
             spec.tokens,

@@ -282,6 +282,14 @@ function stretches(length, value, draw) {
   }
 }
 
+// The lanes that are drawn: those that the step is in or nearest to, in their own order.
+function nearest(bars, at) {
+  const away = ([, , spans]) => spans[0][0] > at ? spans[0][0] - at
+    : OVER.includes(spans.at(-1)[1]) ? Math.max(0, at - spans.at(-1)[0]) : 0;
+  const kept = new Set([...bars].sort((a, b) => away(a) - away(b)).slice(0, LANES));
+  return bars.filter(bar => kept.has(bar));
+}
+
 function drawPicture(timeline) {
   const { run, picture, width } = timeline;
   if (!width) return;
@@ -289,7 +297,7 @@ function drawPicture(timeline) {
   const alive = bars => bars.filter(([, , spans]) => spans[0][0] < from + columns
     && !(OVER.includes(spans.at(-1)[1]) && spans.at(-1)[0] < from));
   const claims = alive(run.claims), requests = alive(run.requests);
-  const shown = claims.slice(0, LANES), asking = requests.slice(-LANES);
+  const shown = nearest(claims, timeline.at), asking = nearest(requests, timeline.at);
   const rows = run.rows <= MOST_ROWS ? run.rows : 0;
   const tall = rows ? Math.max(2, Math.min(14, Math.floor(260 / rows))) : 0;
   const bands = { top: 24, height: 210 };

@@ -42,8 +42,9 @@ def step() -> None:
         computed[name] = computed.get(name, 0) + count
     names = list(output.num_scheduled_tokens)
     print(f"scheduled {output.num_scheduled_tokens}, preempted {output.preempted_req_ids}")
-    done = [scheduler.requests[n].num_computed_tokens >= scheduler.requests[n].num_tokens
-            for n in names]
+    done = [
+        scheduler.requests[n].num_computed_tokens >= scheduler.requests[n].num_tokens for n in names
+    ]
     scheduler.update_from_output(
         output,
         ModelRunnerOutput(

@@ -108,20 +108,25 @@ def run(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str]
     return ran, json.loads(report.read_text()) if report.is_file() else {}
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "xdist"])
 def test_rules_fail_the_tests_that_break_them(tmp_path: Path, workers: tuple[str, ...]) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)
     ran, report = run(tmp_path, "-rA", *workers)
     assert ran.returncode == 1, ran.stdout + ran.stderr
-    failed = {line.split("::")[1].split()[0] for line in ran.stdout.splitlines()
-              if line.startswith("FAILED ")}
+    failed = {
+        line.split("::")[1].split()[0]
+        for line in ran.stdout.splitlines()
+        if line.startswith("FAILED ")
+    }
     assert failed == set(FAILING)
     assert report["verdict"] == "VIOLATED"
     told = {v["test"].split("::")[1].split()[0]: v["rule"] for v in report["violations"]}
     assert told == FAILING
     double = next(v for v in report["violations"] if "double" in v["test"])
     assert [line.split()[0] for line in double["operations"] if line.startswith("    ")] == [
-        "get_new_blocks", "free_blocks", "free_blocks"
+        "get_new_blocks",
+        "free_blocks",
+        "free_blocks",
     ]
     by_hand = {state["test"].split("::")[1].split()[0] for state in report["hand_built"]}
     assert by_hand == {"test_by_hand", "test_a_table_by_hand"}
@@ -161,7 +166,10 @@ def test_the_engine_s_own_tests_raise_no_alarm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = Path(SDIST) / "tests" / "v1" / "core"
-    files = [own / "test_priority_scheduler_random.py", own / "test_single_type_kv_cache_manager.py"]
+    files = [
+        own / "test_priority_scheduler_random.py",
+        own / "test_single_type_kv_cache_manager.py",
+    ]
     path = os.pathsep.join([SDIST, os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", path)
     ran, report = run(tmp_path, "--noconftest", *map(str, files))

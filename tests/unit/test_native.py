@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import StringIO
 from itertools import count
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
-from kvclaims.checker import cli, instances, native
+from kvclaims.checker import cli, instances, native, planning
 from kvclaims.checker.explore import ExploreReport, explore_instance
 from kvclaims.checker.finite import Instance
 from kvclaims.checker.grounded import ground
@@ -21,11 +23,10 @@ from kvclaims.checker.native import (
     Interrupted,
     LeftDomain,
     Search,
-    TooLarge,
     Way,
     explore_native,
-    plan,
 )
+from kvclaims.checker.planning import TooLarge, plan
 from kvclaims.spec.interface import BadOperation
 from kvclaims.spec.language import INT, Action, Machine, Symbol, becomes, lit, without_guard
 from kvclaims.spec.pool import POOL
@@ -61,7 +62,7 @@ def test_the_common_benchmark_has_the_published_counts(size: str) -> None:
 def test_a_hash_table_counts_the_same_as_the_bitmap(
     jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "_DENSE", 0)
+    monkeypatch.setattr(planning, "DENSE", 0)
     report = explore_native(instances.blockclaims((1, 2, 3, 1), 3, 3, 8), "M", None, Way(jobs=jobs))
     assert (report.states, report.transitions) == (211_888, 2_061_728)
     assert report.memory["visited"] == "hash"
@@ -76,17 +77,33 @@ def test_threads_count_the_same_every_time(jobs: int) -> None:
         assert _counts(shared) == _counts(alone)
 
 
-def test_each_state_belongs_to_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the atomic operation two threads may both keep a state; here there are many in
-    chunks so small that they meet."""
-    monkeypatch.setattr(native, "CHUNK", 64)
-    monkeypatch.setattr(native, "_ALONE", 1)
-    search = Search(instances.blockclaims((1, 1, 1), 3, 3, 9), "B", Way(jobs=4), None)
-    levels: list[native.Array] = []
-    search.run(None, levels, 1 << 62)
-    for level in levels:
-        assert len(set(level.tolist())) == len(level)
-    assert sum(map(len, levels)) == search.totals.states
+@pytest.mark.parametrize("dense", [True, False])
+def test_a_state_found_by_two_threads_at_once_is_kept_by_one(
+    dense: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both expand the same level at the same time, so they meet at every state.  Without the
+    atomic operations some states are kept twice: one in 100,000 on a busy machine."""
+    monkeypatch.setattr(planning, "DENSE", planning.DENSE if dense else 0)
+    large = instances.blockclaims((1, 2, 3, 1, 2), 3, 4, 10)
+    search = Search(large, "L", Way(jobs=2, check=False), None)
+    search.run(None, None, 12)
+    while not dense and search.used + len(search.level.front) * 4 > len(search.seen) // 2:
+        search._grow_table()
+    for hand in search.hands:
+        while len(hand.next) < 4 * len(search.level.front):
+            hand.grow()
+    both = Barrier(2)
+
+    def expand(hand: native._Hand) -> None:
+        both.wait()
+        done, end = 0, len(search.level.front)
+        while done < end:
+            done = search._expand(hand, done, end, 1 << 40)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(expand, search.hands))
+    found = [code for hand in search.hands for code in hand.next[: hand.found].tolist()]
+    assert len(found) == len(set(found)) > 100_000
 
 
 # --- broken rules ------------------------------------------------------------------------

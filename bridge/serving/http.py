@@ -1,0 +1,415 @@
+"""Claims over HTTP, inside vLLM's API server: `--middleware kvclaims.bridge.serving.http.Claims`
+
+- `/v1/kvclaims/…`: declare by prefix, inspect, list, renew, demote, release, the pool's numbers;
+- a completion whose claim could not even be decided is answered 4xx before the engine sees it;
+- a request that claims turned away leaves as 503 with Retry-After (or 413 where it can never
+  fit), with the blocking claims, where vLLM by itself says 500;
+- `/metrics` has the families of `kvclaims.bridge.metrics` beside vLLM's own.
+
+Middleware is the one hook that sees all four, is public, and is there in every version.  It stands
+before vLLM's own authentication, so its routes check the same API keys themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+from kvclaims.bridge.metrics import exposition
+from kvclaims.bridge.serving.desk import ANONYMOUS, Answer
+from kvclaims.bridge.serving.settings import BadSettings, Settings, read_settings
+from kvclaims.bridge.serving.wire import BadClaim, parse_order, read_json, read_name
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Call = Callable[[str], Awaitable[str]]
+
+PREFIX: Final = "/v1/kvclaims"
+OWNER_HEADER: Final = "x-kvclaims-owner"
+OPERATOR_HEADER: Final = "x-kvclaims-operator"
+
+GENERATING: Final = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+OPERATOR_TOKEN: Final = "KVCLAIMS_OPERATOR_TOKEN"
+"""Environment: the operator's token, where the settings do not have its digest."""
+
+_CLAIM: Final = "kvclaims"
+_OWNER: Final = "kvclaims_owner"
+_HELD_BACK: Final = {"/v1/chat/completions": 2}
+"""Chunks of a stream that say nothing yet: a chat begins with the role, whatever comes next."""
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who a request is from: `owner` as authenticated or as declared."""
+
+    owner: str
+    operator: bool
+    proven: bool
+
+
+class Claims:
+    """The ASGI middleware.  `call` reaches the engine; by default it is found in vLLM's app."""
+
+    def __init__(
+        self, app: App, settings: Settings | None = None, call: Call | None = None
+    ) -> None:
+        self.app = app
+        self._settings = settings
+        self._call = call
+        self._keys: list[str] | None = None if call is None else []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        try:
+            if path == PREFIX or path.startswith(f"{PREFIX}/"):
+                await self._claims(scope, receive, send, path.removeprefix(PREFIX))
+            elif path == "/metrics":
+                await self._metrics(scope, receive, send)
+            elif path in GENERATING and scope["method"] == "POST":
+                await self._generate(scope, receive, send, path)
+            else:
+                await self.app(scope, receive, send)
+        except BadClaim as error:
+            await _reply(send, error.status, _error(str(error), error.status))
+
+    # -- what vLLM's app knows -------------------------------------------------------------------
+
+    def settings(self, scope: Scope) -> Settings:
+        if self._settings is None:
+            config = scope["app"].state.vllm_config
+            found = read_settings(getattr(config, "additional_config", None), default=True)
+            assert found is not None
+            self._settings = found
+        return self._settings
+
+    def keys(self, scope: Scope) -> list[str]:
+        """The API keys that vLLM itself asks for."""
+        if self._keys is None:
+            given = getattr(scope["app"].state.args, "api_key", None)
+            self._keys = [k for k in (given or [os.environ.get("VLLM_API_KEY")]) if k]
+        return self._keys
+
+    async def ask(self, scope: Scope, op: str, asker: Asker, **more: Any) -> Answer:
+        """One operation at the desk."""
+        call = self._call or _engine_call(scope["app"].state.engine_client)
+        message = {"op": op, "owner": asker.owner, "operator": asker.operator, **more}
+        status, body = json.loads(await call(json.dumps(message)))
+        return Answer(status, body)
+
+    # -- who asks --------------------------------------------------------------------------------
+
+    def _asker(self, scope: Scope, headers: Mapping[str, str]) -> Asker | None:
+        """None for a request without one of the server's API keys."""
+        token = _bearer(headers)
+        if (keys := self.keys(scope)) and not any(_same(token, key) for key in keys):
+            return None
+        declared = read_name("owner", headers.get(OWNER_HEADER, ANONYMOUS))
+        operator = self._is_operator(scope, headers.get(OPERATOR_HEADER, ""))
+        proven = self._owner_of(self.settings(scope), token)
+        if operator or proven is None:
+            return Asker(declared, operator, proven=False)
+        if declared not in (ANONYMOUS, proven):
+            raise BadClaim("this API key belongs to another owner", 403)
+        return Asker(proven, operator=False, proven=True)
+
+    def _owner_of(self, settings: Settings, token: str) -> str | None:
+        """The owner whose key this is; where owners have keys, nobody else is one."""
+        if not settings.owners:
+            return None
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        for owner, known in settings.owners.items():
+            if secrets.compare_digest(digest, known):
+                return owner
+        return ANONYMOUS
+
+    def _is_operator(self, scope: Scope, token: str) -> bool:
+        if not token:
+            return False
+        known = self.settings(scope).operator_sha256
+        if not known and (secret := os.environ.get(OPERATOR_TOKEN, "")):
+            known = hashlib.sha256(secret.encode()).hexdigest()
+        if known and secrets.compare_digest(hashlib.sha256(token.encode()).hexdigest(), known):
+            return True
+        raise BadClaim("this is not the operator's token", 403)
+
+    # -- the claims' own routes --------------------------------------------------------------------
+
+    async def _claims(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
+        asker = self._asker(scope, _headers(scope))
+        if asker is None:
+            await _reply(send, 401, _error("give one of the server's API keys", 401))
+            return
+        op, more = await self._route(scope, receive, path)
+        asker = _speaking_of(asker, scope)
+        answer = await self.ask(scope, op, asker, **more)
+        body = answer.body
+        if answer.status >= 400 and "error" in body:
+            body = _error(str(body["error"]), answer.status)
+        await _reply(send, answer.status, body)
+
+    async def _route(self, scope: Scope, receive: Receive, path: str) -> tuple[str, dict[str, Any]]:
+        parts = [part for part in path.split("/") if part]
+        match (scope["method"], parts):
+            case ("GET", ["pool"]):
+                return "pool", {}
+            case ("GET", ["claims"]):
+                return "list", {}
+            case ("POST", ["claims"]):
+                raw = await self._body(scope, receive)
+                parse_order(raw, prefix=True)  # before the engine is asked to look at it
+                return "declare", {"claim": raw}
+            case ("GET", ["claims", name]):
+                return "inspect", {"claim_id": name}
+            case ("DELETE", ["claims", name]):
+                return "release", {"claim_id": name}
+            case ("POST", ["claims", name, "demote"]):
+                return "demote", {"claim_id": name}
+            case ("POST", ["claims", name, "renew"]):
+                return "renew", {"claim_id": name, "renewal": await self._body(scope, receive)}
+            case (_, ["pool"] | ["claims"] | ["claims", _] | ["claims", _, "demote" | "renew"]):
+                raise BadClaim("this is not done with that method", 405)
+        raise BadClaim("no such route", 404)
+
+    async def _body(self, scope: Scope, receive: Receive) -> Any:
+        most = self.settings(scope).max_body
+        return read_json(await _read_all(scope, receive, most))
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    async def _generate(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
+        headers = _headers(scope)
+        asker = self._asker(scope, headers)
+        if asker is None:
+            await self.app(scope, receive, send)  # vLLM says 401
+            return
+        body = await _read_all(scope, receive, None)
+        if b"kvclaims" in body or asker.proven:
+            body = await self._with_claim(scope, asker, body)
+        request_id = headers.get("x-request-id") or uuid.uuid4().hex
+        scope = {**scope, "headers": _replaced(scope["headers"], body, request_id)}
+        relay = Relay(send, held=_HELD_BACK.get(path, 1))
+        await self.app(scope, _replay(body, receive), relay.send)
+        if relay.failed:
+            answer = await self.ask(scope, "verdict", asker, request=request_id)
+            if answer.status == 200:
+                await _refuse(send, answer.body)
+                return
+        await relay.let_go()
+
+    async def _with_claim(self, scope: Scope, asker: Asker, body: bytes) -> bytes:
+        """The body with its owner put in; a claim that is no good raises `BadClaim`."""
+        try:
+            request = json.loads(body)
+        except (ValueError, RecursionError):
+            return body  # vLLM says what is wrong with it
+        extra = request.get("vllm_xargs") if isinstance(request, dict) else None
+        if extra is not None and not isinstance(extra, dict):
+            return body
+        extra = dict(extra or {})
+        claim = extra.get(_CLAIM)
+        if claim is not None:
+            await self._check(scope, asker, request, claim)
+        extra[_OWNER] = asker.owner if asker.proven else extra.get(_OWNER, asker.owner)
+        read_name("owner", extra[_OWNER])
+        request["vllm_xargs"] = extra
+        return json.dumps(request).encode()
+
+    async def _check(self, scope: Scope, asker: Asker, request: Any, claim: Any) -> None:
+        if not isinstance(claim, str) or len(claim) > self.settings(scope).max_body:
+            raise BadClaim("a claim with a request is a short JSON text")
+        prompt = request.get("prompt")
+        several = isinstance(prompt, list) and any(not isinstance(p, int) for p in prompt)
+        if request.get("n") not in (None, 1) or (several and len(prompt) != 1):
+            raise BadClaim("a claim speaks of one prompt, and of one answer to it")
+        raw = read_json(claim)
+        parse_order(raw, prefix=False)
+        answer = await self.ask(scope, "check", asker, claim=raw)
+        if answer.status != 200:
+            raise BadClaim(str(answer.body.get("error")), answer.status)
+
+    # -- metrics -----------------------------------------------------------------------------------
+
+    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """vLLM's page, as plain text, with ours after it."""
+        plain = [
+            (name, value)
+            for name, value in scope["headers"]
+            if name.lower() not in (b"accept", b"accept-encoding")
+        ]
+        answer = await self.ask(scope, "stats", Asker(ANONYMOUS, True, False))
+        page = exposition(answer.body) if answer.status == 200 else b""
+
+        async def append(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kept = [h for h in message["headers"] if h[0].lower() != b"content-length"]
+                message = {**message, "headers": kept}
+            elif not message.get("more_body", False):
+                message = {**message, "body": message.get("body", b"") + page}
+            await send(message)
+
+        await self.app({**scope, "headers": plain}, receive, append)
+
+
+@dataclass
+class Relay:
+    """Holds back what may turn out to be a failure: all of a JSON error, or the first `held`
+    chunks of a stream.  `failed` says that it looks like one, and nothing was sent yet."""
+
+    pass_on: Send
+    held: int = 1
+    kept: list[Message] = field(default_factory=list)
+    status: int = 0
+    streams: bool = False
+    sent: bool = False
+
+    async def send(self, message: Message) -> None:
+        if self.sent:
+            await self.pass_on(message)
+            return
+        self.kept.append(message)
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            kinds = [v for k, v in message["headers"] if k.lower() == b"content-type"]
+            self.streams = any(kind.startswith(b"text/event-stream") for kind in kinds)
+        elif not self._undecided():
+            await self.let_go()
+
+    def _undecided(self) -> bool:
+        if self.status >= 500:
+            return True
+        return self.streams and self.status == 200 and (self.failed or self._chunks() < self.held)
+
+    def _chunks(self) -> int:
+        return sum(bool(m.get("body")) for m in self.kept)
+
+    @property
+    def failed(self) -> bool:
+        if self.sent:
+            return False
+        told = b"".join(m.get("body", b"") for m in self.kept)
+        return self.status >= 500 or (self.streams and b'data: {"error"' in told)
+
+    async def let_go(self) -> None:
+        self.sent = True
+        kept, self.kept = self.kept, []
+        for message in kept:
+            await self.pass_on(message)
+
+
+def _engine_call(client: Any) -> Call:
+    """How to reach the engine core of vLLM's `EngineClient`."""
+
+    async def call(message: str) -> str:
+        core = client.engine_core
+        return str(await core.call_utility_async("kvclaims", message))
+
+    return call
+
+
+def _speaking_of(asker: Asker, scope: Scope) -> Asker:
+    """The operator may speak of another owner's claims: `?owner=name`."""
+    wanted = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("owner")
+    if not wanted or wanted[0] == asker.owner:
+        return asker
+    if not asker.operator:
+        raise BadClaim("only the operator speaks for other owners", 403)
+    return Asker(read_name("owner", wanted[0]), operator=True, proven=False)
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
+
+
+def _bearer(headers: Mapping[str, str]) -> str:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token if scheme.lower() == "bearer" else ""
+
+
+def _same(token: str, key: str) -> bool:
+    """Whether two secrets are equal, in a time that tells nothing of them."""
+    given, known = (hashlib.sha256(text.encode()).digest() for text in (token, key))
+    return secrets.compare_digest(given, known)
+
+
+async def _read_all(scope: Scope, receive: Receive, most: int | None) -> bytes:
+    """The whole body; past `most` bytes nothing more is read."""
+    declared = _headers(scope).get("content-length", "")
+    if most is not None and declared.isdigit() and int(declared) > most:
+        raise BadClaim(f"a body has at most {most} bytes", 413)
+    parts, size, more = [], 0, True
+    while more:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if most is not None and size > most:
+            raise BadClaim(f"a body has at most {most} bytes", 413)
+        more = message["type"] == "http.request" and message.get("more_body", False)
+    return b"".join(parts)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    told = False
+
+    async def again() -> Message:
+        nonlocal told
+        if told:
+            return await receive()
+        told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+def _replaced(headers: Any, body: bytes, request_id: str) -> list[tuple[bytes, bytes]]:
+    dropped = (b"content-length", b"x-request-id")
+    kept = [(name, value) for name, value in headers if name.lower() not in dropped]
+    length = (b"content-length", str(len(body)).encode())
+    return [*kept, length, (b"x-request-id", request_id.encode("latin-1"))]
+
+
+async def _refuse(send: Send, verdict: Mapping[str, Any]) -> None:
+    """503 with what blocks and for how long; 413 for what this pool can never hold."""
+    if verdict["outcome"] == "capacity_required":
+        message = (
+            f"the request needs {verdict['needed_blocks']} blocks of KV and the pool has "
+            f"{verdict['usable_blocks']}: at most {verdict['fits_tokens']} tokens fit"
+        )
+        await _reply(send, 413, _error(message, 413, verdict))
+        return
+    message = f"resident claims leave {verdict['shortfall']} blocks too few: " + ", ".join(
+        f"{b['claim']} ({b['blocks']} blocks)" for b in verdict["blocking_claims"]
+    )
+    wait = str(verdict["retry_after"]).encode()
+    await _reply(send, 503, _error(message, 503, verdict), [(b"retry-after", wait)])
+
+
+def _error(message: str, status: int, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The shape of errors that clients of this API know."""
+    return {"error": {"message": message, "type": "kvclaims", "code": status, **(more or {})}}
+
+
+async def _reply(
+    send: Send, status: int, body: Any, headers: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    content = json.dumps(body).encode()
+    start = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
+    await send(
+        {"type": "http.response.start", "status": status, "headers": [*start, *(headers or [])]}
+    )
+    await send({"type": "http.response.body", "body": content})
+
+
+__all__ = ["BadSettings", "Claims"]

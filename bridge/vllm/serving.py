@@ -1,0 +1,118 @@
+"""Claims in a vLLM that serves: the desk beside the scheduler, and the door that leads to it.
+
+The door is a utility method of vLLM's engine core.  The core runs it between two steps, in the
+scheduler's own thread, and every kind of client can call it: over the core's socket from API
+server processes, or directly where the engine lives in one process.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from kvclaims.bridge.serving.desk import Desk
+from kvclaims.bridge.serving.settings import BadSettings, Settings, read_settings
+from kvclaims.bridge.serving.spans import Spans
+from kvclaims.bridge.serving.tally import Tally
+from kvclaims.bridge.serving.tracefiles import TraceFiles
+from kvclaims.spec.telemetry import Event, Recorder
+
+POLICY: Final = "resident_claims"
+
+DOOR: Final = "kvclaims"
+"""The engine core's method: JSON of an operation in, JSON of `[status, body]` out."""
+
+_KEPT_EVENTS: Final = 1000
+
+
+class Serving:
+    """What a serving scheduler has beside its enforcer."""
+
+    def __init__(self, scheduler: Any, settings: Settings) -> None:
+        groups = scheduler.kv_cache_config.kv_cache_groups
+        if len(groups) != 1:
+            raise BadSettings(
+                f"claims speak of one KV group, and this model has {len(groups)} "
+                "(several kinds of attention)"
+            )
+        usable = scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1
+        self.settings = settings
+        self.tally = Tally()
+        self.spans = Spans.where_installed()
+        self._sinks: list[Callable[[Event], None]] = [self.tally.heard]
+        self._files: TraceFiles | None = None
+        if settings.trace:
+            self._files = TraceFiles(
+                Path(settings.trace), settings.trace_bytes, settings.trace_files
+            )
+            self._sinks.append(self._files.write)
+        if self.spans is not None:
+            self._sinks.append(self.spans.heard)
+        self.recorder = Recorder(
+            settings.run_id, POLICY, usable, _wall_clock(), sink=self._hear, keep=_KEPT_EVENTS
+        )
+        self.desk: Desk | None = None
+
+    def open(self, enforcer: Any) -> Desk:
+        """Begin to serve on this claim layer."""
+        self.recorder.emit(
+            "trace_opened",
+            engine="vllm",
+            block_size=enforcer.block_size,
+            defer_limit=self.settings.defer_limit,
+        )
+        self.desk = Desk(enforcer, self.settings, self.tally)
+        open_door()
+        return self.desk
+
+    def close(self) -> None:
+        """End the trace, once."""
+        if self.desk is not None:
+            self.desk = None
+            self.recorder.emit("trace_closed", events=self.recorder.count)
+            if self._files is not None:
+                self._files.close()
+
+    def flush(self) -> None:
+        if self._files is not None:
+            self._files.flush()
+
+    def _hear(self, event: Event) -> None:
+        for sink in self._sinks:
+            sink(event)
+
+
+def settings_of(scheduler: Any) -> Settings | None:
+    """The settings that a scheduler was built with.  Chosen by `--scheduler-cls`, it has claims in
+    force even without any."""
+    config = scheduler.vllm_config
+    chosen = config.scheduler_config.scheduler_cls
+    ours = isinstance(chosen, str) and chosen.startswith("kvclaims.")
+    return read_settings(getattr(config, "additional_config", None), default=ours)
+
+
+def open_door() -> None:
+    """Give vLLM's engine core the method that leads to the desk of its scheduler; idempotent."""
+    from vllm.v1.engine.core import EngineCore
+
+    if not hasattr(EngineCore, DOOR):
+        setattr(EngineCore, DOOR, _through_the_door)
+
+
+def _through_the_door(core: Any, message: str) -> str:
+    """Runs as a method of the engine core, between its steps."""
+    serving = getattr(core.scheduler, "serving", None)
+    if serving is None or serving.desk is None:
+        return json.dumps([503, {"error": "claims are not in force on this engine"}])
+    answer = serving.desk.operate(json.loads(message))
+    serving.flush()
+    return json.dumps([answer.status, answer.body])
+
+
+def _wall_clock() -> Callable[[], int]:
+    """Nanoseconds since 1970 that never run back, whatever becomes of the system's clock."""
+    offset = time.time_ns() - time.monotonic_ns()
+    return lambda: time.monotonic_ns() + offset

@@ -1,0 +1,259 @@
+"""The desk beside vLLM's own scheduler and allocator, in process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from vllm_world import NEEDS_VLLM
+
+from kvclaims.spec.content import Segment, tokens_of
+from kvclaims.spec.vocabulary import Verdict
+
+pytestmark = NEEDS_VLLM
+
+SIZE = 4
+USABLE = 20
+
+
+def tokens(label: str, blocks: int) -> list[int]:
+    return list(tokens_of((Segment(label, blocks),), SIZE))
+
+
+class Shop:
+    """A served scheduler with a clock that is set by hand."""
+
+    def __init__(self, usable: int = USABLE, **given: Any) -> None:
+        from kvclaims.bridge.serving.settings import Settings
+        from kvclaims.bridge.vllm import setup
+        from kvclaims.bridge.vllm.scheduler import ClaimScheduler
+        from kvclaims.bridge.vllm.serving import Serving
+        from kvclaims.bridge.vllm.simulated import SimulatedDriver
+        from kvclaims.spec.interface import PoolConfig
+
+        setup.quieten(setup.ALONE)
+        self.driver = SimulatedDriver(PoolConfig(usable, SIZE))
+        self.scheduler: ClaimScheduler = self.driver.scheduler
+        chosen = Settings(**given)
+        self.scheduler.serving = self.serving = Serving(self.scheduler, chosen)
+        self.enforcer = self.scheduler.enforce(self.serving.recorder, chosen.defer_limit)
+        self.desk = self.enforcer.desk = self.serving.open(self.enforcer)
+        self.now = 0.0
+        self.desk._clock = lambda: self.now
+        self.desk._start = 0.0
+        self.outputs: dict[str, Any] = {}
+        update = self.scheduler.update_from_output
+
+        def kept(*args: Any, **kwargs: Any) -> Any:
+            outputs = update(*args, **kwargs)
+            for some in outputs.values():
+                self.outputs.update({o.request_id: o for o in some.outputs})
+            return outputs
+
+        self.scheduler.update_from_output = kept
+
+    def do(self, op: str, owner: str = "a", **more: Any) -> Any:
+        answer = self.desk.operate({"op": op, "owner": owner, **more})
+        json.dumps(answer.body)
+        return answer
+
+    def declare(self, claim: str, label: str, blocks: int, owner: str = "a", **more: Any) -> Any:
+        body = {"claim_id": claim, "tokens": tokens(label, blocks), **more}
+        return self.do("declare", owner, claim=body)
+
+    def ask(self, request: str, label: str, blocks: int, **extra: Any) -> None:
+        from kvclaims.bridge.vllm import setup
+
+        made = setup.make_request(
+            request, tuple(tokens(label, blocks)), 1, self.driver._hasher, extra_args=extra
+        )
+        self.driver.add(made)
+
+    def run(self) -> None:
+        for _ in range(1000):
+            if not self.scheduler.has_requests():
+                return
+            self.driver.step()
+        raise AssertionError("requests are left over")
+
+    def state(self) -> Any:
+        stats = self.desk.stats()
+        book = self.enforcer.book
+        claims = {c: (x.phase, x.spec, dict(x.cover), x.end) for c, x in book.claims.items()}
+        queue = [b.block_id for b in self.enforcer.pool.free_block_queue.get_all_free_blocks()]
+        return stats, claims, queue, self.serving.recorder.count
+
+
+def test_a_claim_with_a_request_is_decided_before_its_first_block() -> None:
+    shop = Shop()
+    shop.ask("r", "A", 6, kvclaims=json.dumps({"claim_id": "c"}))
+    shop.run()
+    told = shop.outputs["r"].kv_transfer_params["kvclaims"]["claim"]
+    assert (told["decision"], told["cost_blocks"], told["headroom_blocks"]) == ("accepted", 6, 20)
+    order = [e.event for e in shop.serving.recorder.events]
+    assert order.index("resident_claim_accepted") < order.index("active_request_admitted")
+    assert shop.do("inspect", claim_id="c", owner="anonymous").body["phase"] == "materialized"
+
+
+def test_a_claim_that_is_no_good_leaves_its_request_alone() -> None:
+    shop = Shop()
+    shop.ask("r", "A", 6, kvclaims='{"claim_id": "c", "duration": -1}')
+    shop.run()
+    answer = shop.outputs["r"]
+    assert str(answer.finish_reason) == "length"
+    assert answer.kv_transfer_params["kvclaims"]["claim"]["decision"] == "rejected"
+    assert shop.enforcer.book.claims == {}
+
+
+def test_blame_is_full_for_the_owner_and_opaque_for_others() -> None:
+    shop = Shop()
+    shop.declare("keep", "A", 15)
+    shop.ask("mine", "B", 10, kvclaims_owner="a")
+    shop.ask("theirs", "C", 10, kvclaims_owner="b")
+    shop.run()
+    mine, theirs = (
+        shop.outputs[r].kv_transfer_params["kvclaims"]["blocking_claims"]
+        for r in ("mine", "theirs")
+    )
+    assert mine == [{"claim": "keep", "owner": "a", "blocks": 15}]
+    assert theirs == [{"claim": shop.desk.opaque("a/keep"), "blocks": 15}]
+    told = shop.desk.operate({"op": "verdict", "operator": True, "request": "x"})
+    assert told.status == 404
+
+
+def test_a_verdict_is_found_by_the_id_the_client_knows() -> None:
+    shop = Shop()
+    shop.declare("keep", "A", 15, duration=90)
+    shop.ask("cmpl-abc-0-12345678", "B", 10)
+    shop.ask("cmpl-zabc-0-12345678", "B", 21)
+    shop.run()
+    found = shop.do("verdict", request="abc").body
+    assert (found["outcome"], found["shortfall"], found["retry_after"]) == ("refused", 5, 90)
+    other = shop.do("verdict", request="zabc").body
+    assert (other["outcome"], other["fits_tokens"]) == ("capacity_required", 80)
+    assert shop.do("verdict", request=".*").status == 404
+
+
+def test_quotas_and_the_cap_hold_at_every_step() -> None:
+    shop = Shop(quotas={"a": 8}, default_quota=6, hard_share=0.6)
+    assert shop.declare("one", "A", 8).status == 201
+    refused = shop.declare("two", "B", 1)
+    assert (refused.status, refused.body["reason"]) == (409, "exceeds the owner's quota of 8 blocks")
+    assert shop.declare("soft", "B", 1, protection="soft_priority").status == 201
+    clipped = shop.declare("three", "C", 6, owner="b", min_blocks=1)
+    assert clipped.body["granted_blocks"] == 4  # 12 blocks for all, 8 of them taken
+    assert "12 blocks that hard claims may have" in clipped.body["reason"]
+    shop.do("release", claim_id="one")
+    assert shop.declare("four", "D", 6, owner="c").status == 201
+    assert shop.enforcer.book.share.total == 10
+
+
+def test_time_passes_between_steps_and_ends_claims_once() -> None:
+    shop = Shop()
+    shop.declare("c", "A", 4, duration=2)
+    shop.now = 1.9
+    assert shop.do("renew", claim_id="c", renewal={"duration": 3}).status == 200
+    shop.now = 4.8
+    assert shop.do("inspect", claim_id="c").body["phase"] == "accepted"
+    shop.now = 4.9
+    late = shop.do("renew", claim_id="c", renewal={"duration": 3})
+    assert (late.status, late.body["error"]) == (409, "the claim is expired already")
+    ended = [e for e in shop.serving.recorder.events if e.event == "resident_claim_expired"]
+    assert len(ended) == 1
+
+
+def test_owners_end_and_see_only_their_own() -> None:
+    shop = Shop()
+    shop.declare("c", "A", 4)
+    for op in ("inspect", "release", "demote"):
+        assert shop.do(op, owner="b", claim_id="c").status == 404
+    assert shop.do("renew", owner="b", claim_id="c", renewal={"duration": 1}).status == 404
+    assert shop.do("list", owner="b").body["claims"] == []
+    assert shop.declare("c", "B", 2, owner="b").status == 201  # its own namespace
+    assert shop.do("list", owner="x", operator=True).body["claims"][0]["owner"] == "a"
+
+
+def test_an_ended_claim_returns_only_with_a_higher_generation() -> None:
+    shop = Shop(remember=0)
+    shop.declare("c", "A", 4)
+    assert shop.declare("c", "A", 4, generation=2).status == 409  # in force
+    shop.do("release", claim_id="c")
+    shop.do("list")
+    assert shop.enforcer.book.claims == {}
+    again = shop.declare("c", "A", 4)
+    assert again.status == 409
+    assert "a generation of 2 or more" in again.body["error"]
+    assert shop.declare("c", "A", 4, generation=2).status == 201
+
+
+def test_ended_requests_and_claims_are_forgotten() -> None:
+    shop = Shop(remember=3)
+    for i in range(40):
+        shop.ask(f"r{i}", "ABCD"[i % 4], 3, kvclaims=json.dumps({"claim_id": f"c{i}"}))
+        shop.run()
+        shop.do("release", owner="anonymous", claim_id=f"c{i}")
+    assert shop.enforcer.requests.records == {}
+    assert len(shop.enforcer.book.claims) <= 4
+    assert not shop.desk.has_answers
+    assert shop.enforcer.queue_length() == USABLE
+    assert len(shop.serving.recorder.events) <= 1000
+
+
+def test_the_trace_is_written_and_closed(tmp_path: Path) -> None:
+    from kvclaims.checker.audit import audit
+
+    path = tmp_path / "t.jsonl"
+    shop = Shop(trace=str(path))
+    shop.declare("keep", "A", 15)
+    shop.ask("r", "B", 10)
+    shop.run()
+    shop.scheduler.shutdown()
+    report = audit([path])
+    assert report.verdict is Verdict.HOLDS, report
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+FIELDS = ["claim_id", "tokens", "duration", "predicate", "protection", "generation", "min_blocks"]
+GOOD: dict[str, Any] = {"claim_id": "good", "tokens": tokens("G", 3)}
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    op=st.sampled_from(["declare", "renew", "release", "demote", "check", "inspect", "nonsense"]),
+    spoiled=st.dictionaries(
+        st.sampled_from([*FIELDS, "owner", "salt", "extra"]), JSON, min_size=1, max_size=3
+    ),
+    who=st.sampled_from(["a", "b"]),
+)
+def test_whatever_is_refused_has_changed_nothing(op: str, spoiled: Any, who: str) -> None:
+    shop = _shared_shop()
+    before = shop.state()
+    answer = shop.do(
+        op, who, claim={**GOOD, **spoiled}, claim_id=spoiled.get("claim_id", "held"), renewal=spoiled
+    )
+    if answer.status >= 400 and "error" in answer.body:
+        assert len(str(answer.body["error"]).splitlines()) == 1
+        assert shop.state() == before
+    elif op in ("declare", "release", "demote"):
+        _shops.clear()  # it did something: the next example starts afresh
+
+
+_shops: list[Shop] = []
+
+
+def _shared_shop() -> Shop:
+    if not _shops:
+        shop = Shop()
+        shop.declare("held", "H", 4, duration=100)
+        shop.declare("good", "G", 3)
+        shop.do("release", claim_id="good")
+        _shops.append(shop)
+    return _shops[0]

@@ -1,0 +1,201 @@
+"""The OpenAI-compatible server with claims: made with requests and by prefix, enforced, told."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm_world import NEEDS_VLLM
+
+from kvclaims.bridge.serving.client import ClaimError, ClaimsClient, claim_args
+
+pytestmark = NEEDS_VLLM
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from serving_world import server
+
+    with server(tmp_path_factory.mktemp("served")) as running:
+        yield running
+
+
+@pytest.fixture
+def world() -> Any:
+    import serving_world
+
+    return serving_world
+
+
+@pytest.fixture
+def as_a(served: Any) -> Iterator[ClaimsClient]:
+    """Team A's client; what it claimed is released at the end."""
+    with ClaimsClient(served.url, api_key="key-a") as client:
+        yield client
+        for claim in client.list():
+            if claim["phase"] in ("accepted", "materialized"):
+                client.release(claim["claim_id"])
+
+
+def test_a_claim_made_with_a_request_is_answered_and_kept(
+    served: Any, world: Any, as_a: ClaimsClient
+) -> None:
+    answer = served.complete(world.prompt(1, 12), claim={"claim_id": "a1", "duration": 600})
+    assert answer.status_code == 200, answer.text
+    told = answer.json()["kv_transfer_params"]["kvclaims"]["claim"]
+    assert (told["decision"], told["granted_blocks"], told["cost_blocks"]) == ("accepted", 12, 12)
+    view = as_a.inspect("a1")
+    assert (view["phase"], view["covered_blocks"], view["leading"]) == ("materialized", 12, 12)
+    assert 590 < view["ends_in"] <= 600
+
+
+def test_a_request_that_claims_block_gets_503_and_what_to_do(
+    served: Any, world: Any, as_a: ClaimsClient
+) -> None:
+    kept = world.prompt(2, 60)
+    assert served.complete(kept).status_code == 200
+    as_a.declare("a2", kept, duration=100)
+    answer = served.complete(world.prompt(3, 70))
+    assert answer.status_code == 503, answer.text
+    assert 90 <= int(answer.headers["retry-after"]) <= 100
+    error = answer.json()["error"]
+    assert (error["outcome"], error["shortfall"], error["needed_blocks"]) == ("refused", 50, 70)
+    assert error["blocking_claims"] == [{"claim": "a2", "owner": "team-a", "blocks": 60}]
+    foreign = served.complete(world.prompt(3, 70), owner="team-b").json()["error"]
+    (opaque,) = foreign["blocking_claims"]
+    assert set(opaque) == {"claim", "blocks"}
+    assert opaque["blocks"] == 60
+    assert "team-a" not in json.dumps(foreign)
+    assert "a2" not in opaque["claim"]
+    assert as_a.inspect("a2")["survivors"] == 60
+    assert served.complete(world.prompt(3, 20)).status_code == 200  # what fits is served
+
+
+def test_a_stream_is_refused_before_it_begins(
+    served: Any, world: Any, as_a: ClaimsClient
+) -> None:
+    as_a.declare("a3", world.prompt(2, 60))
+    answer = served.complete(world.prompt(3, 70), stream=True)
+    assert answer.status_code == 503, answer.text
+    assert answer.headers["retry-after"] == "7"  # the claim has no end
+    as_a.release("a3")
+    answer = served.complete(world.prompt(3, 70), stream=True)
+    assert answer.status_code == 200
+    assert "data: [DONE]" in answer.text
+
+
+def test_what_the_pool_cannot_hold_is_413(served: Any, world: Any) -> None:
+    answer = served.complete(world.prompt(4, 79), max_tokens=32)
+    assert answer.status_code in (200, 400)  # vLLM's own limit comes first: 2560 tokens, 80 blocks
+
+
+def test_the_operator_sees_all_and_owners_their_own(
+    served: Any, world: Any, as_a: ClaimsClient
+) -> None:
+    as_a.declare("a5", world.prompt(5, 3))
+    with ClaimsClient(served.url, api_key="key-b") as b:
+        assert b.list() == []
+        for act in (b.inspect, b.release, b.demote):
+            with pytest.raises(ClaimError, match="404"):
+                act("a5")
+        with pytest.raises(ClaimError, match="403"):
+            b.declare("b5", world.prompt(5, 3), owner="team-a")
+    operator = ClaimsClient(served.url, api_key="other-key", operator_token=world.OPERATOR)
+    assert "a5" in {c["claim_id"] for c in operator.list()}
+    acting = ClaimsClient(
+        served.url, api_key="other-key", operator_token=world.OPERATOR, acting_for="team-a"
+    )
+    assert acting.demote("a5")["phase"] == "demoted"
+
+
+def test_quotas_clip_and_refuse(served: Any, world: Any) -> None:
+    with ClaimsClient(served.url, api_key="key-b") as b:
+        with pytest.raises(ClaimError) as refused:
+            b.declare("b1", world.prompt(6, 11))
+        assert refused.value.status == 409
+        assert refused.value.body["reason"] == "exceeds the owner's quota of 10 blocks"
+        told = b.declare("b2", world.prompt(6, 11), min_blocks=1)
+        assert (told["decision"], told["granted_blocks"]) == ("conditionally_accepted", 10)
+        assert b.pool()["hard_blocks"] == 10
+        b.release("b2")
+
+
+def test_time_is_the_walls_and_no_renewal_comes_late(
+    served: Any, world: Any, as_a: ClaimsClient
+) -> None:
+    as_a.declare("a6", world.prompt(7, 2), duration=0.05)
+    as_a.declare("a7", world.prompt(7, 2), duration=0.05)
+    as_a.renew("a7", 60)
+    end = time.monotonic() + 30
+    while as_a.inspect("a6")["phase"] != "expired" and time.monotonic() < end:
+        pass
+    with pytest.raises(ClaimError, match="409: the claim is expired already"):
+        as_a.renew("a6", 60)
+    assert as_a.inspect("a7")["phase"] == "accepted"
+
+
+BAD = [
+    ({"claim_id": "x", "surprise": 1}, 400, "unknown fields: surprise"),
+    ({"claim_id": "x", "predicate": {"n": 0}}, 400, "n is a whole number"),
+    ({"claim_id": "x", "duration": "soon"}, 400, "seconds"),
+    ({"claim_id": "x", "owner": "team-b"}, 403, "own name"),
+    ({"claim_id": "../x"}, 400, "letters"),
+    ('{"claim_id": "x", "duration": NaN}', 400, "not JSON"),
+]
+
+
+@pytest.mark.parametrize(("claim", "status", "message"), BAD)
+def test_a_bad_claim_with_a_request_is_4xx_before_the_engine(
+    served: Any, world: Any, claim: Any, status: int, message: str
+) -> None:
+    answer = served.complete(world.prompt(1, 2), claim=claim)
+    assert answer.status_code == status
+    assert message in answer.json()["error"]["message"]
+
+
+def test_bodies_without_end_and_strangers_are_turned_away(served: Any) -> None:
+    huge = served.post("/v1/kvclaims/claims", {"claim_id": "x", "tokens": [1] * 3_500_000})
+    assert huge.status_code == 413
+    stranger = served.get("/v1/kvclaims/claims", headers={"Authorization": "Bearer nobody"})
+    assert stranger.status_code == 401
+    assert served.post("/v1/kvclaims/pool", {}).status_code == 405
+    assert served.get("/v1/kvclaims/nothing").status_code == 404
+
+
+def test_metrics_stand_in_the_engines_own_endpoint(
+    served: Any, world: Any, as_a: ClaimsClient
+) -> None:
+    as_a.declare("a8", world.prompt(8, 5))
+    page = served.get("/metrics").text
+    assert "vllm:num_requests_running" in page
+    assert "kvclaims_usable_blocks 80.0" in page
+    assert 'kvclaims_outcomes_total{outcome="served"}' in page
+    assert "kvclaims_reserved_blocks 5.0" in page
+    assert "team-a" not in page  # names are the operator's (Q3)
+
+
+def test_claim_args_are_what_vllm_hands_through(
+    served: Any, world: Any, as_a: ClaimsClient
+) -> None:
+    body = {"model": "m", "prompt": world.prompt(9, 3), "max_tokens": 1}
+    answer = served.post("/v1/completions", {**body, "vllm_xargs": claim_args("a9", duration=9)})
+    told = answer.json()["kv_transfer_params"]["kvclaims"]["claim"]
+    assert told["granted_blocks"] == 3
+    again = served.post("/v1/completions", {**body, "vllm_xargs": claim_args("a9", duration=9)})
+    assert again.status_code == 409
+    assert "was declared before" in again.json()["error"]["message"]
+
+
+def test_the_trace_on_disk_is_whole(served: Any) -> None:
+    """Rotated files in order, then the current one: dense sequence numbers from 0 (T1)."""
+    from kvclaims.bridge.serving.tracefiles import in_order
+    from kvclaims.spec.telemetry import parse_event
+
+    lines = [line for path in in_order(Path(served.trace)) for line in path.open()]
+    events = [parse_event(line) for line in lines]
+    assert [event.seq for event in events] == list(range(len(events)))
+    assert len(in_order(Path(served.trace))) > 1

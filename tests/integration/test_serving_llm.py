@@ -1,0 +1,65 @@
+"""`vllm.LLM` with claims: the examples run on one engine, and say what they promise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from vllm_world import NEEDS_VLLM
+
+pytestmark = NEEDS_VLLM
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+SAID = {
+    "pinned_system_prompt": [
+        "without a claim, 0 of 20 blocks were found again",
+        "the claim was accepted: fits the headroom",
+        "with it, 20 of 20 blocks were found again",
+    ],
+    "two_tenants": [
+        "team-b asked for 30 blocks: exceeds the owner's quota of 20 blocks",
+        "team-b asked for 10 to 30: 20 granted",
+        "team-b's request of 50 blocks: refused, 30 missing",
+        "in its way: 40 blocks of somebody else",
+        "team-b sees 1 claim, the operator 2",
+    ],
+    "pausing_agent": [
+        "claimed 15 blocks: accepted",
+        "resumed with 15 blocks found",
+        "let go: released",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def said() -> str:
+    """All examples on one engine, in a process of their own."""
+    program = "from engine import engine\nllm = engine()\n" + "".join(
+        f"import {name}\n{name}.main(llm)\n" for name in SAID
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=550,
+        cwd=EXAMPLES,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return ran.stdout
+
+
+@pytest.mark.parametrize("example", SAID)
+def test_an_example_says_what_it_shows(said: str, example: str) -> None:
+    lines = said.splitlines()
+    at = lines.index(SAID[example][0])
+    assert lines[at : at + len(SAID[example])] == SAID[example]
+
+
+def test_every_example_is_run() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*SAID, "engine"}

@@ -1,0 +1,133 @@
+"""A vLLM that serves with claims: one server in a process of its own, and words to talk to it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from kvclaims.bridge.vllm import setup
+
+BLOCK = 32
+USABLE = 80
+KEYS = {"team-a": "key-a", "team-b": "key-b"}
+OPERATOR = "the-operator"
+
+SETTINGS: dict[str, Any] = {
+    "quotas": {"team-b": 10},
+    "hard_share": 0.8,
+    "owners": {o: hashlib.sha256(k.encode()).hexdigest() for o, k in KEYS.items()},
+    "operator_sha256": hashlib.sha256(OPERATOR.encode()).hexdigest(),
+    "retry_after": 7,
+    "trace_bytes": 20_000,
+    "trace_files": 0,
+}
+
+
+def prompt(stream: int, blocks: int) -> list[int]:
+    """Token ids of this stream's first blocks, without the model's special tokens."""
+    return [3 + (7 * stream + 11 * i) % 250 for i in range(blocks * BLOCK)]
+
+
+class Served:
+    """A running server, asked as `owner`."""
+
+    def __init__(self, url: str, trace: Path) -> None:
+        self.url = url
+        self.trace = trace
+
+    def headers(self, owner: str = "team-a") -> dict[str, str]:
+        return {"Authorization": f"Bearer {KEYS[owner]}"}
+
+    def post(self, path: str, body: Any, owner: str = "team-a", **more: Any) -> httpx.Response:
+        headers = {**self.headers(owner), **more.pop("headers", {})}
+        return httpx.post(self.url + path, json=body, headers=headers, timeout=60, **more)
+
+    def get(self, path: str, owner: str = "team-a", **more: Any) -> httpx.Response:
+        headers = {**self.headers(owner), **more.pop("headers", {})}
+        return httpx.get(self.url + path, headers=headers, timeout=60, **more)
+
+    def complete(
+        self, tokens: list[int], owner: str = "team-a", claim: Any = None, **more: Any
+    ) -> httpx.Response:
+        body = {"model": "m", "prompt": tokens, "max_tokens": 1, "temperature": 0.0, **more}
+        if claim is not None:
+            body["vllm_xargs"] = {
+                "kvclaims": claim if isinstance(claim, str) else json.dumps(claim)
+            }
+        return self.post("/v1/completions", body, owner)
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[Served]:
+    """Start the OpenAI-compatible server with claims in force, and stop it."""
+    trace = folder / "trace.jsonl"
+    with setup.model_folder(4096) as model, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        log = (folder / "server.log").open("w")
+        process = subprocess.Popen(
+            command(model, port, {**SETTINGS, "trace": str(trace)}),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment(),
+        )
+        try:
+            wait(f"http://127.0.0.1:{port}/health", process, folder / "server.log")
+            yield Served(f"http://127.0.0.1:{port}", trace)
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def command(model: str, port: int, settings: dict[str, Any]) -> list[str]:
+    options = {
+        "--model": model,
+        "--served-model-name": "m",
+        "--load-format": "dummy",
+        "--dtype": "float32",
+        "--host": "127.0.0.1",
+        "--port": str(port),
+        "--block-size": str(BLOCK),
+        "--num-gpu-blocks-override": str(USABLE + 1),
+        "--max-model-len": "2560",
+        "--max-num-seqs": "16",
+        "--scheduler-cls": "kvclaims.bridge.vllm.ClaimScheduler",
+        "--middleware": "kvclaims.bridge.serving.http.Claims",
+        "--additional-config": json.dumps({"kvclaims": settings}),
+    }
+    flags = ["--skip-tokenizer-init", "--enforce-eager"]
+    words = [word for pair in options.items() for word in pair]
+    module = "vllm.entrypoints.openai.api_server"
+    return [sys.executable, "-m", module, *words, *flags, "--api-key", *KEYS.values(), "other-key"]
+
+
+def environment() -> dict[str, str]:
+    whole = {k: v for k, v in setup.WHOLE.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+    quiet = {**setup.QUIET, "VLLM_LOGGING_LEVEL": "WARNING"}
+    return {**quiet, **whole, "OMP_NUM_THREADS": "1", "VLLM_SERVER_DEV_MODE": "0", **os.environ}
+
+
+def wait(url: str, process: subprocess.Popen[bytes], log: Path, seconds: float = 500) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            break
+        try:
+            if httpx.get(url, timeout=2).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.3)
+    raise AssertionError(f"the server did not start:\n{log.read_text()[-4000:]}")

@@ -1,0 +1,320 @@
+"""The middleware before an app of a few lines: who is let in, what is passed on, what is mapped."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import pytest
+
+from kvclaims.bridge.metrics import exposition
+from kvclaims.bridge.serving.http import Claims
+from kvclaims.bridge.serving.settings import Settings
+from kvclaims.bridge.serving.spans import Spans
+from kvclaims.bridge.serving.tally import MOST_LABELS, OTHERS, Tally
+from kvclaims.spec.telemetry import Recorder
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+SETTINGS = Settings(
+    owners={"a": digest("key-a"), "b": digest("key-b")},
+    operator_sha256=digest("op"),
+    max_body=2048,
+)
+VERDICT = {
+    "outcome": "refused",
+    "shortfall": 19,
+    "missing_now": 19,
+    "needed_blocks": 46,
+    "usable_blocks": 67,
+    "blocking_claims": [{"claim": "1f2e", "blocks": 40}],
+    "retry_after": 9,
+}
+
+
+class Server:
+    """The middleware over `app`, with a desk that notes what it is asked and says `says`."""
+
+    def __init__(self, app: Any, says: Mapping[str, Any] | None = None) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.says = dict(says or {})
+
+        async def call(message: str) -> str:
+            self.asked.append(json.loads(message))
+            return json.dumps(self.says.get(self.asked[-1]["op"], [200, {}]))
+
+        self.claims = Claims(app, SETTINGS, call)
+        self.claims._keys = ["key-a", "key-b", "key-x"]
+
+    def request(self, method: str, path: str, key: str = "key-a", **more: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {key}", **more.pop("headers", {})}
+
+        async def ask() -> httpx.Response:
+            transport = httpx.ASGITransport(self.claims)
+            async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+                return await client.request(method, path, headers=headers, **more)
+
+        return asyncio.run(ask())
+
+
+def app_that(status: int, kind: str, *chunks: bytes, seen: list[Any] | None = None) -> Any:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = (await receive())["body"]
+        if seen is not None:
+            seen.append((dict(scope["headers"]), json.loads(body)))
+        headers = [(b"content-type", kind.encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        for chunk in chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return app
+
+
+JSON, STREAM = "application/json", "text/event-stream"
+FAILED = b'data: {"error": {"message": "Internal server error"}}\n\n'
+REFUSED = {"verdict": [200, VERDICT]}
+PROMPT = {"prompt": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("path", "app"),
+    [
+        ("/v1/completions", app_that(500, JSON, b"{}")),
+        ("/v1/completions", app_that(200, STREAM, FAILED)),
+        ("/v1/chat/completions", app_that(200, STREAM, b"data: role\n\n", FAILED)),
+    ],
+)
+def test_a_request_that_claims_blocked_leaves_as_503(path: str, app: Any) -> None:
+    answer = Server(app, REFUSED).request("POST", path, json=PROMPT)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "9")
+    error = answer.json()["error"]
+    assert error["blocking_claims"] == VERDICT["blocking_claims"]
+    assert error["message"] == "resident claims leave 19 blocks too few: 1f2e (40 blocks)"
+
+
+def test_what_never_fits_leaves_as_413() -> None:
+    verdict = {**VERDICT, "outcome": "capacity_required", "fits_tokens": 1072}
+    del verdict["retry_after"]
+    server = Server(app_that(500, JSON, b"{}"), {"verdict": [200, verdict]})
+    answer = server.request("POST", "/v1/completions", json=PROMPT)
+    assert answer.status_code == 413
+    assert "at most 1072 tokens fit" in answer.json()["error"]["message"]
+
+
+def test_a_failure_of_another_kind_stays_what_it_is() -> None:
+    unknown = {"verdict": [404, {"error": "no such request was refused"}]}
+    server = Server(app_that(500, JSON, b'{"detail": "broken"}'), unknown)
+    answer = server.request("POST", "/v1/completions", json=PROMPT)
+    assert (answer.status_code, answer.json()) == (500, {"detail": "broken"})
+
+
+def test_a_stream_that_goes_well_is_passed_on_whole() -> None:
+    chunks = [b"data: role\n\n", b"data: hello\n\n", b"data: [DONE]\n\n"]
+    server = Server(app_that(200, STREAM, *chunks))
+    answer = server.request("POST", "/v1/chat/completions", json=PROMPT)
+    assert answer.content == b"".join(chunks)
+    assert server.asked == []
+
+
+def test_the_owner_of_the_key_is_put_into_the_request() -> None:
+    seen: list[Any] = []
+    server = Server(app_that(200, JSON, b"{}", seen=seen))
+    lie = {**PROMPT, "vllm_xargs": {"kvclaims_owner": "a", "kvclaims": '{"claim_id": "c"}'}}
+    assert server.request("POST", "/v1/completions", key="key-b", json=lie).status_code == 200
+    headers, body = seen[0]
+    assert body["vllm_xargs"]["kvclaims_owner"] == "b"
+    assert int(headers[b"content-length"]) == len(json.dumps(body))
+    assert server.asked[0]["owner"] == "b"
+
+
+def test_the_id_that_the_engine_sees_is_the_one_it_is_asked_for() -> None:
+    seen: list[Any] = []
+    server = Server(app_that(500, JSON, b"{}", seen=seen), REFUSED)
+    server.request("POST", "/v1/completions", json=PROMPT)
+    assert seen[0][0][b"x-request-id"].decode() == server.asked[0]["request"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"n": 2}, "one prompt"),
+        ({"prompt": [[1], [2]]}, "one prompt"),
+        ({"vllm_xargs": {"kvclaims": 5}}, "short JSON"),
+        ({"vllm_xargs": {"kvclaims": "{"}}, "not JSON"),
+    ],
+)
+def test_a_bad_claim_never_reaches_the_engine(more: Any, message: str) -> None:
+    seen: list[Any] = []
+    server = Server(app_that(200, JSON, b"{}", seen=seen))
+    body = {**PROMPT, "vllm_xargs": {"kvclaims": '{"claim_id": "c"}'}, **more}
+    answer = server.request("POST", "/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+    assert seen == []
+
+
+def test_strangers_and_impostors_are_turned_away() -> None:
+    server = Server(app_that(200, JSON))
+    assert server.request("GET", "/v1/kvclaims/claims", key="none").status_code == 401
+    posed = {"X-Kvclaims-Owner": "b"}
+    assert server.request("GET", "/v1/kvclaims/claims", headers=posed).status_code == 403
+    token = {"X-Kvclaims-Operator": "guess"}
+    assert server.request("GET", "/v1/kvclaims/claims", headers=token).status_code == 403
+    assert server.request("GET", "/v1/kvclaims/claims?owner=b").status_code == 403
+    assert server.asked == []
+
+
+def test_the_operator_speaks_for_an_owner() -> None:
+    server = Server(app_that(200, JSON))
+    token = {"X-Kvclaims-Operator": "op"}
+    server.request("DELETE", "/v1/kvclaims/claims/c?owner=b", key="key-x", headers=token)
+    assert server.asked == [{"op": "release", "owner": "b", "operator": True, "claim_id": "c"}]
+
+
+def test_a_key_of_no_owner_acts_for_nobody() -> None:
+    server = Server(app_that(200, JSON))
+    posed = {"X-Kvclaims-Owner": "b"}
+    answer = server.request("GET", "/v1/kvclaims/claims", key="key-x", headers=posed)
+    assert answer.status_code == 403
+
+
+def test_a_body_past_the_limit_is_not_read() -> None:
+    server = Server(app_that(200, JSON))
+
+    async def endless() -> Any:
+        for _ in range(100):
+            yield b"1" * 1000
+
+    answer = server.request("POST", "/v1/kvclaims/claims", content=endless())
+    assert answer.status_code == 413
+    assert server.asked == []
+
+
+# -- what is counted -------------------------------------------------------------------------------
+
+
+def tallied() -> tuple[Tally, Recorder, list[int]]:
+    tally, now = Tally(), [0]
+    return tally, Recorder("r", "p", 8, lambda: now[0], sink=tally.heard), now
+
+
+def refuse(recorder: Recorder, claims: list[str], outcome: str = "refused") -> None:
+    kind = "active_request_deferred" if outcome == "deferred" else "active_request_refused"
+    recorder.emit(
+        kind,
+        request_id="q",
+        outcome=outcome,
+        feasibility="x",
+        blocking_claim_ids=claims,
+        waits_on=[],
+        protected_resident_blocks=0,
+        resident_plus_active_blocks=0,
+        capacity_shortfall_blocks=3,
+        missing_now=3,
+        free_blocks_before_allocate=0,
+        active_live_blocks_required=0,
+        active_live_blocks_current=0,
+        arbiter_action="none",
+    )
+
+
+def test_each_claim_named_is_counted_once_and_labels_are_bounded() -> None:
+    tally, recorder, _ = tallied()
+    refuse(recorder, ["a/x", "a/y"], "deferred")
+    refuse(recorder, ["a/x", "a/y"])
+    assert tally.refusals[("a/x", "refused")] == tally.refusals[("a/y", "deferred")] == 1
+    assert (tally.shortfall, dict(tally.outcomes)) == (3, {"refused": 1})
+    for i in range(MOST_LABELS + 5):
+        refuse(recorder, [f"b/{i}"])
+    assert len(tally.refusals) == MOST_LABELS + 1
+    assert tally.refusals[(OTHERS, "refused")] == 9
+
+
+def test_age_at_loss_is_taken_once_a_claim() -> None:
+    tally, recorder, now = tallied()
+    granted = {"kind": "leading_prefix_at_least", "start": 0, "n": 1}
+    recorder.emit(
+        "resident_claim_accepted",
+        claim_id="a/x",
+        decision="accepted",
+        reason="r",
+        granted=granted,
+        cost_blocks=1,
+        headroom_before=2,
+    )
+    now[0] = 90 * 10**9
+    for _ in range(2):
+        recorder.emit(
+            "block_lost_after_release", claim_id="a/x", position=0, block_id=1, phase="demoted"
+        )
+    assert (sum(tally.ages), tally.ages[3], tally.age_sum) == (1, 1, 90.0)
+
+
+def test_the_page_has_every_family_and_its_labels() -> None:
+    numbers = ("usable", "active", "protected", "reserved", "free", "headroom")
+    claim = {"claim": "c", "owner": "o"}
+    shown = {"protection": "hard_protected", "phase": "accepted"}
+    page = exposition(
+        {
+            **{f"{name}_blocks": i for i, name in enumerate(numbers)},
+            "run_id": "r",
+            "phases": {"accepted": 2},
+            "requests": {"waiting": 1, "loading": 0, "running": 3},
+            "claims": [{**claim, **shown, "footprint": 4, "covered": 1, "reserve": 3}],
+            "refusals": [{**claim, "outcome": "refused", "count": 5}],
+            "harms": [{**claim, "cause": "fault", "count": 1}],
+            "outcomes": {"served": 9},
+            "shortfall": 50,
+            "ages": [0, 0, 1, 0, 0, 0, 0, 0, 2],
+            "age_sum": 12.5,
+        }
+    ).decode()
+    for line in (
+        "kvclaims_headroom_blocks 5.0",
+        'kvclaims_claims{phase="accepted"} 2.0',
+        'kvclaims_claims{phase="harmed"} 0.0',
+        'kvclaims_requests{state="running"} 3.0',
+        'kvclaims_refusals_total{claim="c",outcome="refused",owner="o"} 5.0',
+        'kvclaims_harms_total{cause="fault",claim="c",owner="o"} 1.0',
+        'kvclaims_outcomes_total{outcome="served"} 9.0',
+        "kvclaims_shortfall_blocks_total 50.0",
+        'kvclaims_age_at_loss_seconds_bucket{le="60"} 1.0',
+        'kvclaims_age_at_loss_seconds_bucket{le="+Inf"} 3.0',
+        "kvclaims_age_at_loss_seconds_sum 12.5",
+    ):
+        assert line in page, f"{line}\n{page}"
+
+
+def test_a_request_with_a_trace_context_gets_events_on_a_span_of_its_trace() -> None:
+    sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="OpenTelemetry is not installed")
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter = InMemorySpanExporter()
+    provider = sdk.TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    spans = Spans(provider.get_tracer("test"))
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    spans.arrived("q", {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"})
+    spans.arrived("plain", None)
+    clock = iter(range(1, 100))
+    recorder = Recorder("r", "p", 8, lambda: next(clock), sink=spans.heard)
+    refuse(recorder, ["secret"], "deferred")
+    refuse(recorder, ["secret"])
+    (span,) = exporter.get_finished_spans()
+    assert f"{span.context.trace_id:032x}" == trace_id
+    assert [event.name for event in span.events] == [
+        "active_request_deferred",
+        "active_request_refused",
+    ]
+    assert span.events[1].attributes["capacity_shortfall_blocks"] == 3
+    assert "secret" not in str([dict(event.attributes) for event in span.events])
+    assert spans._open == {}

@@ -1,0 +1,163 @@
+"""What a claim, settings and a trace file may look like, and what is said of those that may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvclaims.bridge.serving.settings import BadSettings, Settings, read_settings
+from kvclaims.bridge.serving.tracefiles import TraceFiles, in_order
+from kvclaims.bridge.serving.wire import BadClaim, parse_order, read_duration, read_json, ticks
+from kvclaims.bridge.vllm.limits import HardShare, Limits
+from kvclaims.spec.interface import Predicate, PredicateKind
+from kvclaims.spec.telemetry import Recorder, parse_event
+
+
+def test_a_claim_needs_only_its_name() -> None:
+    order = parse_order({"claim_id": "c"}, prefix=False)
+    assert (order.protection.value, order.predicate, order.duration) == (
+        "hard_protected",
+        None,
+        None,
+    )
+
+
+def test_all_full_blocks_are_meant_where_nothing_is_said() -> None:
+    order = parse_order({"claim_id": "c", "tokens": [1] * 11}, prefix=True)
+    assert order.spec("o/c", "o", 4).predicate == Predicate(PredicateKind.LEADING, 2)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ([], "JSON object"),
+        ({}, "needs claim_id"),
+        ({"claim_id": None}, "claim_id is a name"),
+        ({"claim_id": "a/b"}, "letters"),
+        ({"claim_id": "c", "tokens": [1]}, "unknown fields: tokens"),
+        ({"claim_id": "c", "n": 3}, "unknown fields: n"),
+        ({"claim_id": "c", "generation": True}, "whole number"),
+        ({"claim_id": "c", "generation": 1 << 40}, "whole number"),
+        ({"claim_id": "c", "duration": float("nan")}, "seconds"),
+        ({"claim_id": "c", "duration": float("inf")}, "seconds"),
+        ({"claim_id": "c", "duration": True}, "seconds"),
+        ({"claim_id": "c", "duration": 0}, "seconds"),
+        ({"claim_id": "c", "protection": "very"}, "hard_protected"),
+        ({"claim_id": "c", "predicate": {"n": 2, "m": 1}}, "predicate is"),
+        ({"claim_id": "c", "predicate": {"kind": "leading_prefix_at_least", "n": 2, "start": 1}}, "0"),
+    ],
+)
+def test_each_bad_field_is_named(raw: Any, message: str) -> None:
+    with pytest.raises(BadClaim, match=message):
+        parse_order(raw, prefix=False)
+
+
+@pytest.mark.parametrize("tokens", ["123", [1.5], [-1], [True], [1 << 40], {"a": 1}])
+def test_tokens_are_token_ids(tokens: Any) -> None:
+    with pytest.raises(BadClaim, match="token ids"):
+        parse_order({"claim_id": "c", "tokens": tokens}, prefix=True)
+
+
+def test_a_predicate_stays_within_its_content() -> None:
+    order = parse_order({"claim_id": "c", "tokens": [1] * 8, "predicate": {"n": 3}}, prefix=True)
+    with pytest.raises(BadClaim, match="past the 2"):
+        order.spec("o/c", "o", 4)
+
+
+@pytest.mark.parametrize("text", ['{"a": NaN}', "[Infinity]", "{", "[" * 100_000, "1" * 5000, "\xff"])
+def test_what_is_not_json_is_said_to_be_none(text: str) -> None:
+    with pytest.raises(BadClaim, match="not JSON"):
+        read_json(text)
+
+
+def test_a_duration_never_ends_early() -> None:
+    assert [ticks(s) for s in (0.0001, 1, 1.0001)] == [1, 1000, 1001]
+    assert read_duration({"duration": 3}) == 3.0
+    with pytest.raises(BadClaim):
+        read_duration({"duration": 3, "more": 1})
+
+
+def test_settings_of_the_engine_win_over_the_environment() -> None:
+    environment = {"KVCLAIMS_SETTINGS": '{"defer_limit": 3, "retry_after": 5}'}
+    found = read_settings({"kvclaims": {"defer_limit": 0}}, environment)
+    assert found is not None
+    assert (found.defer_limit, found.retry_after) == (0, 5)
+    assert read_settings({}, environment) is None
+    assert read_settings({}, environment, default=True) == Settings(defer_limit=3, retry_after=5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"quota": {}}, "unknown settings of claims: quota"),
+        ({"quotas": {"a": -1}}, "quotas.a"),
+        ({"hard_share": 1.5}, "between 0 and 1"),
+        ({"hard_share": True}, "between 0 and 1"),
+        ({"owners": {"a": "secret"}}, "SHA-256"),
+        ({"quotas": {"a/b": 1}}, "no owner"),
+        ({"trace": 3}, "trace is a path"),
+    ],
+)
+def test_settings_that_cannot_be_meant_stop_the_engine(given: Any, message: str) -> None:
+    with pytest.raises(BadSettings, match=message):
+        read_settings({"kvclaims": given}, {})
+
+
+def test_the_tighter_of_quota_and_cap_decides() -> None:
+    share = HardShare(Limits({"a": 5}, default=3, cap=6))
+    assert share.room("a") == (5, "exceeds the owner's quota of 5 blocks")
+    share.take("a", 4)
+    assert share.room("a")[0] == 1
+    assert share.room("b") == (2, "exceeds the 6 blocks that hard claims may have")
+    share.give("a", 4)
+    assert (dict(share.used), share.total, share.room("b")[0]) == ({}, 0, 3)
+
+
+def recorder(files: TraceFiles) -> Recorder:
+    clock = iter(range(10**6))
+    return Recorder("r", "p", 8, lambda: next(clock), sink=files.write, keep=1)
+
+
+def test_full_files_are_put_aside_and_the_oldest_deleted(tmp_path: Path) -> None:
+    files = TraceFiles(tmp_path / "t.jsonl", 1024, keep=2)
+    told = recorder(files)
+    for _ in range(40):
+        told.emit("pool_reset", succeeded=True)
+    files.close()
+    paths = in_order(tmp_path / "t.jsonl")
+    assert len(paths) == 3
+    seen = [parse_event(line).seq for path in paths for line in path.open()]
+    assert seen == list(range(seen[0], 40))
+    assert seen[0] > 0
+    assert all(path.stat().st_size < 1400 for path in paths)
+
+
+def test_every_file_is_kept_where_that_is_asked(tmp_path: Path) -> None:
+    files = TraceFiles(tmp_path / "t.jsonl", 1024, keep=0)
+    told = recorder(files)
+    for _ in range(40):
+        told.emit("pool_reset", succeeded=True)
+    files.close()
+    lines = [line for path in in_order(tmp_path / "t.jsonl") for line in path.open()]
+    assert [parse_event(line).seq for line in lines] == list(range(40))
+
+
+def test_two_runs_do_not_share_a_file(tmp_path: Path) -> None:
+    for _ in range(2):
+        files = TraceFiles(tmp_path / "t.jsonl", 1024, keep=0)
+        recorder(files).emit("pool_reset", succeeded=True)
+        files.close()
+    assert len((tmp_path / "t.jsonl").read_text().splitlines()) == 1
+    assert len(list(tmp_path.glob("t-before-*.jsonl"))) == 1
+
+
+def test_what_was_written_reaches_the_file_within_a_second(tmp_path: Path) -> None:
+    now = [0.0]
+    files = TraceFiles(tmp_path / "t.jsonl", 10**6, keep=0, clock=lambda: now[0])
+    told = recorder(files)
+    told.emit("pool_reset", succeeded=True)
+    now[0] = 1.0
+    told.emit("pool_reset", succeeded=True)
+    assert len((tmp_path / "t.jsonl").read_text().splitlines()) == 2

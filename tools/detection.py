@@ -1,0 +1,149 @@
+"""What finds mutants of an engine: our checks, and the engine's own tests.
+
+    .venv/bin/python tools/detection.py ours [--limit N] [--operations N] [--seconds S]
+    .venv/bin/python tools/detection.py theirs --tests DIR [--limit N] [--seconds S]
+    .venv/bin/python tools/detection.py page
+
+Every result is a line in a file, written as soon as it is known; a later run does what is
+missing.  A mutant that lives is tried again where a larger budget is asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from kvclaims.checker import detection, engines
+from kvclaims.checker.enginemutants import places_of, sample
+from kvclaims.checker.supervise import warm_up
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+ENGINE: Final = "vllm"
+RESULTS: Final = ROOT / "docs" / "detection.jsonl"
+PAGE: Final = ROOT / "docs" / "detection.md"
+SCRATCH: Final = ROOT / "build" / "detection"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("what", choices=("ours", "theirs", "faults", "page"))
+    parser.add_argument("--limit", type=int, help="mutants to run at most")
+    parser.add_argument("--operations", type=int, default=detection.OPERATIONS)
+    parser.add_argument("--seconds", type=float, help="leave off after so many")
+    parser.add_argument("--tests", type=Path, help="a source distribution with the engine's tests")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.jobs > 1:
+        return spread(given.jobs)
+    doing = {"ours": ours, "theirs": theirs, "faults": planted, "page": page}
+    return doing[given.what](given)
+
+
+def spread(jobs: int) -> int:
+    """The same command in several processes, each with its share of the mutants."""
+    rest = [a for i, a in enumerate(sys.argv[1:]) if not _is_jobs(i)]
+    started = [
+        subprocess.Popen([sys.executable, __file__, *rest, "--share", f"{i}/{jobs}"])
+        for i in range(jobs)
+    ]
+    return max(process.wait() for process in started)
+
+
+def _is_jobs(index: int) -> bool:
+    arguments = sys.argv[1:]
+    return arguments[index].startswith("--jobs") or (index > 0 and arguments[index - 1] == "--jobs")
+
+
+def drawn() -> tuple[detection.Drawn, str]:
+    """The sample of the installed engine, kept between runs, and the engine's version."""
+    engine, info = engines.ready(ENGINE)
+    kept = SCRATCH / f"sample-{info.version}.json"
+    places = places_of(engine)
+    found = detection.Drawn.read(kept, places)
+    if found is None:
+        mutants, total = sample(places, Path(info.path).parent)
+        found = detection.Drawn(mutants, total)
+        found.write(kept, places)
+    return found, info.version
+
+
+def ours(given: argparse.Namespace) -> int:
+    engine, info = engines.ready(ENGINE)
+    results = detection.Results(RESULTS, info.version)
+    mutants = drawn()[0].mutants
+    warm_up(engine, engine.block_size)
+    known = detection.known_findings(engine)
+    clean = detection.judge_clean(engine, known, given.operations, results)
+    if clean.by:
+        print(f"the engine as it is: {clean.by}: {clean.detail}")
+        return 1
+    for stage in detection.stages(given.operations):
+        waiting = [m for m in mutants if results.wants("ours", m, stage.effort)]
+        for mutant in detection.share(waiting, given.share)[: given.limit]:
+            if given.seconds and time.monotonic() - STARTED > given.seconds:
+                return 0
+            print(detection.judge(mutant, engine, known, stage, results), flush=True)
+    return 0
+
+
+def theirs(given: argparse.Namespace) -> int:
+    """The engine's own tests, in a pytest that forks for each mutant (`enginetests`)."""
+    if given.tests is None:
+        print("give the folder of a source distribution: --tests DIR")
+        return 2
+    found, version = drawn()
+    job = {
+        "results": str(RESULTS),
+        "baseline": str(SCRATCH / f"tests-{version}.json"),
+        "sample": str(SCRATCH / f"sample-{version}.json"),
+        "version": version,
+        "limit": given.limit,
+        "share": given.share,
+        "seconds": given.seconds,
+    }
+    environment = {
+        **os.environ,
+        "KVCLAIMS_ENGINE_TESTS": json.dumps(job),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")]),
+        "VLLM_TARGET_DEVICE": "cpu",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "pytest", "--noconftest", "-q", "-p", "no:cacheprovider"]
+    command += ["-p", "no:timeout", "-p", "no:xdist", "-p", "enginetests", "--tb=no"]
+    command += ["--continue-on-collection-errors", f"--rootdir={given.tests}"]
+    files = [str(f) for f in detection.test_files(given.tests)]
+    work = SCRATCH / "models"
+    detection.write_models(work)
+    return subprocess.run([*command, *files], cwd=work, env=environment, check=False).returncode
+
+
+def planted(given: argparse.Namespace) -> int:
+    """Every planted fault, by its own program and by fuzzing alone."""
+    engine, info = engines.ready(ENGINE)
+    warm_up(engine, engine.block_size)
+    results = detection.Results(RESULTS, info.version)
+    for line in detection.hunt_faults(engine, results, given.operations, given.limit):
+        print(line, flush=True)
+    return 0
+
+
+def page(_: argparse.Namespace) -> int:
+    found, version = drawn()
+    told: list[dict[str, Any]] = detection.Results(RESULTS, version).rows
+    PAGE.write_text(detection.page(found, version, told), encoding="utf-8")
+    return 0
+
+
+STARTED: Final = time.monotonic()
+
+if __name__ == "__main__":
+    sys.exit(main())
