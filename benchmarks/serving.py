@@ -5,7 +5,7 @@
     python benchmarks/serving.py soak --engine vllm-engine --requests 2000
     python benchmarks/serving.py overhead           one step with 0, 1 and 10,000 idle claims
 
-What is run stands in `kvclaims.bridge.serving.bench`.
+What is run stands in `kvclaims.bridge.vllm.serving_bench`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from kvclaims.bridge.serving import bench
+from kvclaims.bridge.vllm import serving_bench as bench
 from kvclaims.spec.interface import EngineMissing
 
 

@@ -663,15 +663,25 @@ def lower(
     show_default=True,
     help="Folder for the reports.",
 )
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File of known findings that are allowed, by name (default: the engine's own).",
+)
 @_checks
 @_engine_path
 def gate(
-    engine: tuple[str, ...], budget: float, seed: int, output: Path, progress: Progress
+    engine: tuple[str, ...],
+    budget: float,
+    seed: int,
+    output: Path,
+    baseline: Path | None,
+    progress: Progress,
 ) -> Report:
     """Everything at once: one table, and reports in gate/."""
     from kvclaims.checker import gate as gatekeeper
 
-    return gatekeeper.gate(engine, budget, seed, output, progress)
+    return gatekeeper.gate(engine, budget, seed, output, progress, baseline)
 
 
 @commands.group()

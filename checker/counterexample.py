@@ -37,6 +37,8 @@ class Counterexample:
     seed: int | None = None
     fault: str | None = None
     """The id of the planted fault that breaks the rule; None for the engine as it is."""
+    version: str = ""
+    """The engine's version that it was found on; empty where nobody noted it."""
 
     def write(self, folder: Path) -> Path:
         """Write the file; `BadOperation` where that is not possible.
@@ -57,6 +59,7 @@ class Counterexample:
         return {
             "format": FORMAT,
             "engine": self.engine,
+            "version": self.version,
             "rule": self.rule,
             "message": self.message,
             "seed": self.seed,
@@ -90,13 +93,16 @@ def parsed(raw: object) -> Counterexample:
     fault, seed = raw.get("fault"), raw.get("seed")
     if not (fault is None or isinstance(fault, str)) or not (seed is None or type(seed) is int):
         raise BadOperation("fault must be a text and seed a whole number, or null")
+    version = raw.get("version", "")
+    if not isinstance(version, str):
+        raise BadOperation("version must be a text")
     pool = raw.get("pool")
     config = read_pool(pool)
     operations = raw.get("operations")
     if not isinstance(operations, list):
         raise BadOperation("operations must be a list")
     program = Program(config, tuple(parse(item) for item in operations))
-    return Counterexample(engine, program, rule, message, seed, fault)
+    return Counterexample(engine, program, rule, message, seed, fault, version)
 
 
 _NEEDED: Final = ("usable", "block_size", "defer_limit")

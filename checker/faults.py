@@ -457,5 +457,13 @@ def catch(fault: Fault, engine: Engine) -> tuple[Violation, Counterexample] | No
     rule = found[0].rule
     program = shortest(program, rule, lambda shorter: supervise(engine, oracle, shorter))
     finding = supervise(engine, oracle, program)[0]
-    example = Counterexample(engine.name, program, rule, finding.message, fault.seed, fault.id)
+    example = Counterexample(
+        engine.name,
+        program,
+        rule,
+        finding.message,
+        fault.seed,
+        fault.id,
+        engine.info().version,
+    )
     return finding, example

@@ -77,6 +77,9 @@ FLOOR: Final = 18
 FLOOR_FROM: Final = 1000
 """Operations from which on the floor is asked for where nobody gave one."""
 
+SHRINK_S: Final = 60.0
+"""Seconds in which a failure is made shorter."""
+
 PRESSURE: Final = {
     "active_request_refused": 4,
     "active_request_deferred": 2,
@@ -367,7 +370,14 @@ def fuzz(
     if session.failure is not None:
         progress("making the counterexample shorter")
         program, finding = reduced(session)
-        example = Counterexample(engine.name, program, finding.rule, finding.message, ways.seed)
+        example = Counterexample(
+            engine.name,
+            program,
+            finding.rule,
+            finding.message,
+            ways.seed,
+            version=engine.info().version,
+        )
         try:
             file = example.write(ways.folder)
         except BadOperation as error:
@@ -491,11 +501,15 @@ def reduced(session: _Session) -> tuple[Program, Violation]:
     found_program, finding = session.failure
     rule = finding.rule
 
+    until = time.monotonic() + SHRINK_S
+
     def breaks(program: Program) -> tuple[Violation, ...]:
+        if time.monotonic() > until:
+            return ()  # as short as the time allowed: nothing shorter is tried any more
         return supervise(session.engine, session.oracle, program)
 
     program = simplest(shortest(found_program, rule, breaks), rule, breaks)
-    found = breaks(program)
+    found = supervise(session.engine, session.oracle, program)
     if found and found[0].rule == rule:
         return program, found[0]
     return found_program, finding

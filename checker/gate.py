@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvclaims.checker import engines, gatefiles
+from kvclaims.checker.baseline import read_baseline
 from kvclaims.checker.verdicts import EXIT_WRONG_USE, Progress, counted, worst
 from kvclaims.spec.interface import BadOperation, EngineMissing
 from kvclaims.spec.vocabulary import Verdict
@@ -163,6 +165,9 @@ class Board:
 class GateReport:
     parts: tuple[Part, ...]
     output: Path
+    seed: int = 0
+    baselines: tuple[Path, ...] = ()
+    """The files of known findings that were allowed."""
 
     @property
     def verdict(self) -> Verdict:
@@ -174,7 +179,22 @@ class GateReport:
         return {part.engine: part.missing for part in self.parts if part.engine and part.missing}
 
     @property
+    def known(self) -> dict[str, int]:
+        """Known findings that were met, each with how often."""
+        met: Counter[str] = Counter()
+        for part in self.parts:
+            met.update(part.data.get("known") or {})
+        return dict(met)
+
+    @property
     def notes(self) -> Iterator[str]:
+        for name, times in self.known.items():
+            files = ", ".join(str(path) for path in self.baselines)
+            yield f"known finding {name}: {counted(times, 'time')}, allowed by {files}"
+        for part in self.parts:
+            if part.command == "fuzz" and (lacking := _names(part.data)):
+                yield f"{Verdict.NOT_EXPOSED} by {part.engine}: {', '.join(lacking)}"
+        yield f"seed {self.seed}"
         checked = {p.engine for p in self.parts if p.engine and not p.missing}
         if checked == {engines.REFERENCE} and self.missing:
             yield "only the reference was checked:"
@@ -183,6 +203,9 @@ class GateReport:
 
     def to_json(self) -> dict[str, Any]:
         return {
+            "seed": self.seed,
+            "baselines": [str(path) for path in self.baselines],
+            "known": self.known,
             "engines": [
                 part.data["engine"]
                 for part in self.parts
@@ -249,25 +272,52 @@ def _style(part: Part) -> str:
 
 
 def gate(
-    chosen: Sequence[str], budget: float, seed: int, output: Path, progress: Progress
+    chosen: Sequence[str],
+    budget: float,
+    seed: int,
+    output: Path,
+    progress: Progress,
+    baseline: Path | None = None,
 ) -> GateReport:
-    """Run every part and write the files.  `EngineMissing` if a chosen engine cannot run."""
+    """Run every part and write the files.  `EngineMissing` if a chosen engine cannot run.
+
+    `baseline` names the findings that are allowed; without one each engine's own file does.
+    """
     known = engines.names()
     for name in chosen:
         if name not in known:
             raise BadOperation(f"unknown engine {name!r} (known: {', '.join(known)})")
     names = tuple(dict.fromkeys(chosen)) or known
+    allowed = _baselines(names, baseline)
     folder = gatefiles.prepare(output)
     with tempfile.TemporaryDirectory() as scratch:
         traces = {name: Path(scratch) / f"{name}.jsonl" for name in names}
-        parts = _run_all(names, traces, budget / len(names), seed, progress)
-        report = GateReport(parts, folder)
+        parts = _run_all(names, traces, budget / len(names), seed, progress, allowed)
+        report = GateReport(parts, folder, seed, tuple(dict.fromkeys(allowed.values())))
         for name, reason in report.missing.items():
             if name in chosen:
                 raise EngineMissing(reason)
         _require_engine_path_used(report)
         gatefiles.write(report, [path for path in traces.values() if path.exists()], progress)
     return report
+
+
+def _baselines(names: Sequence[str], baseline: Path | None) -> dict[str, Path]:
+    """The file of known findings for each engine that has one.  `BaselineError` where the one
+    that was asked for cannot be read."""
+    if baseline is not None:
+        read_baseline(baseline)
+        return dict.fromkeys(names, baseline)
+    found = {name: _own_findings(name) for name in names}
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def _own_findings(name: str) -> Path | None:
+    try:
+        path = getattr(engines.find(name), "findings", None)
+    except EngineMissing:
+        return None  # its own part says so
+    return path if isinstance(path, Path) else None
 
 
 def _require_engine_path_used(report: GateReport) -> None:
@@ -286,6 +336,7 @@ def _run_all(
     fuzz_seconds: float,
     seed: int,
     progress: Progress,
+    allowed: Mapping[str, Path],
 ) -> tuple[Part, ...]:
     """The parts in the order of the table, two processes at a time, long ones started first."""
     board = Board(progress)
@@ -331,6 +382,7 @@ def _engine_job(
             return [programs]
         options = ["--seconds", f"{fuzz_seconds:.3f}", "--seed", str(seed)]
         options += ["--output", str(trace.parent)]
+        options += ["--baseline", str(baseline)] if baseline else []
         parts = [programs, _run("fuzz", name, options, board)]
         if engines.find(name).faults is not None:
             faults = _run("faults", name, ["--output", str(trace.parent)], board)

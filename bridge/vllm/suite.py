@@ -205,7 +205,7 @@ class SuiteMonitor:
         elif number in loads:
             message = f"block {number} is handed out while the load of {loads[number]!r} writes it"
             check.report("B5", message, where, number)
-        elif holders := check.holders_of(number):
+        elif not watched and (holders := check.holders_of(number)):
             message = f"block {number} is handed out while {holders[0]!r} holds it"
             check.report("B5", message, where, number)
 

@@ -69,16 +69,16 @@ def booted() -> Any:
 
 
 class WholeDriver:
-    """One run inside the live engine core."""
+    """One run inside the live engine core, under a scheduler of this kind."""
 
-    def __init__(self, config: PoolConfig) -> None:
+    def __init__(self, config: PoolConfig, kind: type = ClaimScheduler) -> None:
         if config.block_size != BLOCK_SIZE:
             raise BadOperation(f"this engine has blocks of {BLOCK_SIZE} tokens")
         if config.usable > MOST_USABLE:
             raise BadOperation(f"this engine has at most {MOST_USABLE} usable blocks")
         self._core = booted().llm_engine.engine_core.engine_core
         self._run = next(_runs)
-        self.scheduler = _fresh_scheduler(self._core, config.usable)
+        self.scheduler = _fresh_scheduler(self._core, config.usable, kind)
         self._core.scheduler = self.scheduler
 
     def request(self, spec: RequestSpec, extra_args: dict[str, Any]) -> Any:
@@ -132,12 +132,12 @@ class WholeDriver:
             raise BadOperation("another run has taken over the engine")
 
 
-def _fresh_scheduler(core: Any, usable: int) -> Any:
+def _fresh_scheduler(core: Any, usable: int, kind: type) -> Any:
     """A scheduler with claims for this core; it tells the worker what the last one left behind."""
     last = core.scheduler
     cache_config = dataclasses.replace(last.kv_cache_config, num_blocks=usable + 1)
     core.vllm_config.cache_config.num_gpu_blocks = usable + 1
-    scheduler = ClaimScheduler(
+    scheduler: Any = kind(
         vllm_config=core.vllm_config,
         kv_cache_config=cache_config,
         structured_output_manager=core.structured_output_manager,

@@ -1,0 +1,271 @@
+"""Every run is a behaviour of the composed machine, as far as it can be heard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kvclaims.checker import supervise
+from kvclaims.checker.behaviour import EVENTS, HEARD, Behaviour
+from kvclaims.checker.engines import find
+from kvclaims.checker.faults import Edit, Fault, planted
+from kvclaims.checker.monitor import Monitor
+from kvclaims.spec import pool
+from kvclaims.spec.claims import CLAIM
+from kvclaims.spec.interface import PoolConfig, PoolStep
+from kvclaims.spec.operations import parse
+from kvclaims.spec.telemetry import Event
+
+REFERENCE = find("reference")
+
+
+def event(seq: int, kind: str, subject: str, time_ns: int | None = None, **data: Any) -> Event:
+    about = {"claim_id": subject, "generation": 1} if "claim" in kind else {"request_id": subject}
+    stamp = seq if time_ns is None else time_ns
+    return Event(seq, stamp, "run", kind, "policy", 4, data=data, **about)  # type: ignore[arg-type]
+
+
+def step(action: str, **args: Any) -> PoolStep:
+    return PoolStep(action, args)
+
+
+SUBMITTED = event(1, "resident_claim_submitted", "a", duration=2)
+ACCEPTED = event(
+    2,
+    "resident_claim_accepted",
+    "a",
+    decision="accepted",
+    granted={"kind": "leading_prefix_at_least", "start": 0, "n": 1},
+)
+BEGUN = (
+    ("", 0, (SUBMITTED, ACCEPTED), (step("submit", c="a#1"), step("accept", c="a#1", n=1))),
+)
+
+
+class Heard:
+    """A pool of four blocks, a hard claim `a#1` and a request `r`, and what is heard of them."""
+
+    def __init__(self) -> None:
+        self.monitor = Monitor(range(5), null_block=0)
+        for claim in ("a#1", "b#1"):
+            self.monitor.introduce(CLAIM, claim, True)
+        self.monitor.introduce(CLAIM, "soft#1", False)
+        self.monitor.introduce(pool.REQUEST, "r", True)
+        self.behaviour = Behaviour(self.monitor)
+
+    def operation(self, ticks: int, events: tuple[Event, ...], *steps: PoolStep) -> None:
+        self.behaviour.begin(ticks, events)
+        for each in steps:
+            self.behaviour(each)
+            self.monitor(each)
+        self.behaviour.end()
+
+    @property
+    def broken(self) -> list[tuple[str, str]]:
+        return [(v.rule, v.message) for v in self.behaviour.violations]
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    """With a claim accepted for a duration of two."""
+    found = Heard()
+    steps = (step("submit", c="a#1"), step("accept", c="a#1", n=1))
+    found.operation(0, (SUBMITTED, ACCEPTED), *steps)
+    assert found.broken == []
+    yield found
+    assert found.monitor.violations == []
+
+
+EXPIRED = event(3, "resident_claim_expired", "a", phase_before="accepted", covered=0)
+FINISH = step("finish", c="a#1", how="expired")
+
+
+def test_a_claim_expires_when_its_duration_has_passed(heard: Heard) -> None:
+    heard.operation(2, (EXPIRED,), FINISH)
+    assert heard.broken == []
+
+
+def test_expiry_before_its_time_is_no_move(heard: Heard) -> None:
+    heard.operation(1, (EXPIRED,), FINISH)
+    assert heard.broken == [("L6", "not so: the duration has passed")]
+
+
+def test_a_claim_without_duration_does_not_expire() -> None:
+    heard = Heard()
+    forever = event(1, "resident_claim_submitted", "a", duration=None)
+    steps = (step("submit", c="a#1"), step("accept", c="a#1", n=1))
+    heard.operation(0, (forever, ACCEPTED), *steps)
+    heard.operation(9, (EXPIRED,), FINISH)
+    assert heard.broken == [("L6", "not so: the duration has passed")]
+
+
+def test_a_renewal_gives_more_time(heard: Heard) -> None:
+    heard.operation(1, ())
+    heard.operation(0, (event(3, "resident_claim_renewed", "a", duration=2),))
+    heard.operation(1, (event(4, "resident_claim_expired", "a"),), FINISH)
+    assert heard.broken == [("L6", "not so: the duration has passed")]
+
+
+def test_a_claim_that_has_ended_is_not_renewed(heard: Heard) -> None:
+    released = event(3, "resident_claim_released", "a")
+    heard.operation(0, (released,), step("finish", c="a#1", how="released"))
+    heard.operation(0, (event(4, "resident_claim_renewed", "a", duration=2),))
+    assert heard.broken == [("L6", "not so: the runtime is responsible for the claim")]
+
+
+def test_a_step_in_silence_is_no_move(heard: Heard) -> None:
+    heard.operation(2, (), FINISH)
+    assert heard.broken == [("T1", "no event tells of finish(a#1, expired)")]
+
+
+def test_an_event_without_its_step_is_no_move(heard: Heard) -> None:
+    heard.operation(2, (EXPIRED,))
+    assert heard.broken == [
+        ("T1", "resident_claim_expired of a#1 is told, and the pool took no such step")
+    ]
+
+
+def test_an_event_of_another_kind_is_no_move(heard: Heard) -> None:
+    heard.operation(2, (event(3, "resident_claim_released", "a"),), FINISH)
+    assert heard.broken == [
+        ("T1", "resident_claim_released is told of finish(a#1, expired)")
+    ]
+
+
+def test_an_event_about_another_claim_is_no_move(heard: Heard) -> None:
+    heard.operation(2, (event(3, "resident_claim_expired", "b"),), FINISH)
+    assert heard.broken == [("T1", "not so: the event tells of the claim")]
+
+
+def test_time_that_runs_back_is_no_move(heard: Heard) -> None:
+    heard.operation(2, (event(3, "resident_claim_expired", "a", time_ns=1),), FINISH)
+    assert heard.broken == [("T1", "not so: the clock has not run back")]
+
+
+def test_an_event_told_twice_is_no_move(heard: Heard) -> None:
+    again = event(2, "resident_claim_expired", "a")
+    heard.operation(2, (again,), FINISH)
+    assert heard.broken == [("T1", "not so: the event is a new one")]
+
+
+def test_more_promised_than_granted_is_no_move() -> None:
+    heard = Heard()
+    steps = (step("submit", c="a#1"), step("accept", c="a#1", n=2))
+    heard.operation(0, (SUBMITTED, ACCEPTED), *steps)
+    assert heard.broken == [("Q2", "not so: what is promised is part of what is granted")]
+
+
+SOFT_LIFE = (
+    step("admit", r="r", n=1),
+    step("take", r="r", b=1),
+    step("register", r="r", b=1, k="A"),
+    step("drop", r="r", b=1),
+    step("retire", r="r"),
+    step("submit", c="soft#1"),
+    step("accept", c="soft#1", n=0),
+    step("cover", c="soft#1", b=1, pays=False),
+    step("materialize", c="soft#1"),
+)
+SOFT_EVENTS = (
+    event(1, "active_request_admitted", "r"),
+    event(2, "active_request_finished", "r"),
+    event(3, "resident_claim_submitted", "soft", duration=None),
+    event(4, "resident_claim_accepted", "soft", decision="accepted", granted={"n": 1}),
+    event(5, "resident_claim_materialized", "soft"),
+)
+HARM = event(6, "resident_claim_harmed", "soft")
+
+
+def with_a_soft_claim() -> Heard:
+    heard = Heard()
+    heard.operation(0, SOFT_EVENTS, *SOFT_LIFE)
+    assert heard.broken == []
+    return heard
+
+
+def test_a_soft_claim_is_harmed_and_told() -> None:
+    heard = with_a_soft_claim()
+    heard.operation(0, (HARM,), step("evict", b=1, k="A"))
+    assert heard.broken == []
+    assert heard.monitor.violations == []
+
+
+def test_harm_in_silence_is_no_move() -> None:
+    heard = with_a_soft_claim()
+    heard.operation(0, (), step("evict", b=1, k="A"))
+    assert heard.broken == [("T1", "not so: the event tells of every claim that is harmed")]
+
+
+def test_harm_that_the_pool_did_not_do_is_no_move() -> None:
+    heard = with_a_soft_claim()
+    heard.operation(0, (HARM,))
+    assert heard.broken == [
+        ("L3", "resident_claim_harmed of soft#1 is told, and the pool took no such step")
+    ]
+
+
+def test_growth_needs_no_event() -> None:
+    heard = Heard()
+    heard.operation(0, SOFT_EVENTS[:1], step("admit", r="r", n=1), step("admit", r="r", n=1))
+    assert heard.broken == []
+
+
+def test_every_move_with_an_event_is_one_of_the_composed_machine() -> None:
+    moves = {move.name for move in HEARD.moves}
+    assert set(EVENTS) < moves
+    told = {m.name for m in HEARD.moves if any(step.action == "step" for _, step in m.shares)}
+    assert set(EVENTS) | {"renew", "evict", "lose"} <= told
+
+
+# --- what only this finds ----------------------------------------------------------------
+
+_BACKWARDS = """
+told, tell = [], self._narrator.emit
+self._narrator.emit = lambda event, **data: told.append((event, data))
+{body}
+self._narrator.emit = tell
+for event, data in reversed(told):
+    tell(event, **data)
+"""
+
+
+def _backwards(body: str) -> str:
+    return _BACKWARDS.format(body=body)
+
+
+_EXPIRE = (
+    "for entry in self._claims.due(self._narrator.now, self._ledger.book):\n"
+    "    self._end(entry, Phase.EXPIRED)"
+)
+_DECLARE = [
+    {"op": "declare", "claim": name, "content": [[name, 1]], "n": 1, "duration": 2}
+    for name in ("a", "b")
+]
+_SERVE = [{"op": "submit", "request": n, "content": [[n, 1]]} for n in ("r1", "r2")]
+
+ONLY_HERE = {
+    "claims that expire together are told in another order than they ended": (
+        Edit("reference/residency.py", "Residency.expire", _EXPIRE, _backwards(_EXPIRE)),
+        [*_DECLARE, {"op": "advance", "ticks": 2}],
+        "not so: the event tells of the claim",
+    ),
+    "requests that finish together are told in another order than they ended": (
+        Edit(
+            "reference/scheduler.py",
+            "Scheduler._finish_done",
+            "",
+            "",
+        ),
+        [*_SERVE, {"op": "step"}],
+        "not so: the event tells of the request",
+    ),
+}
+
+
+def _supervised(fault: Fault, operations: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    program = supervise.Program(PoolConfig(6, 4), tuple(map(parse, operations)))
+    with planted(fault, REFERENCE):
+        return [(f.rule, f.message) for f in supervise.supervise(REFERENCE, None, program)]
