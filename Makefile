@@ -1,16 +1,20 @@
 # `make gate` checks everything, `make test` tests the checker.  Both set themselves up in .venv.
 #   ENGINE=none       leaves the live engine (vLLM on torch, some 2.6 GB) out
 #   GPU_ARGS='--vllm DIR' goes to tools/gpu_check.py
+#   TESTS=DIR         a vLLM source distribution: its own tests, for `make detection`
+#   DETECTION_ARGS='...' goes to tools/detection.py (--limit N, --seconds S, --jobs N)
 #   GATE_ARGS='...'   goes to `kvclaims gate`      PYTEST_ARGS='...'  goes to pytest
 
 ENGINE ?= vllm
 GATE_ARGS ?=
 GPU_ARGS ?=
+TESTS ?=
+DETECTION_ARGS ?=
 PYTEST_ARGS ?= -n auto
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup gate gpu-check test lint format clean
+.PHONY: help setup gate gpu-check detection test lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -23,6 +27,15 @@ gate: setup ## prove, explore, run litmus and fuzzing; report in gate/report.htm
 
 gpu-check: ## what only a GPU can show, in 8 minutes at most (without one: a line); installs nothing
 	@$(firstword $(wildcard $(BIN)/python) python3) tools/gpu_check.py $(GPU_ARGS)
+
+detection: setup ## what finds faults in vLLM, in docs/detection.md; goes on where it was left
+	@$(BIN)/python tools/detection.py faults $(DETECTION_ARGS)
+	@$(BIN)/python tools/detection.py ours $(DETECTION_ARGS)
+	@$(BIN)/python tools/detection.py reach
+ifneq ($(TESTS),)
+	@$(BIN)/python tools/detection.py theirs --tests '$(TESTS)' $(DETECTION_ARGS)
+endif
+	@$(BIN)/python tools/detection.py page
 
 test: setup ## run the test suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -91,8 +91,8 @@ class Behaviour:
         self.violations: list[Violation] = []
         self.moves = 0
         self.shadow = _beside(monitor.shadow, Shadow(machine))
-        compiler = Compiler(self.shadow)
-        self._moves = {a.name: _compiled(a, compiler) for a in machine.actions}
+        self._compiler = Compiler(self.shadow)
+        self._moves: dict[str, Step] = {}
         self._of_claims: deque[Event] = deque()
         self._of_requests: deque[Event] = deque()
         self._renewals: list[Event] = []
@@ -102,7 +102,7 @@ class Behaviour:
     def begin(self, ticks: int, events: Iterable[Event]) -> None:
         """An operation in which so much time passed and these events were told."""
         for _ in range(ticks):
-            self._take(self._moves["tick"], {"n": self.shadow.get(_clock, ())}, "advance")
+            self._take(self._move("tick"), {"n": self.shadow.get(_clock, ())}, "advance")
         for event in events:
             if event.event == HARMED:
                 self._told_harmed[_subject(event)] = event
@@ -124,7 +124,7 @@ class Behaviour:
         """The operation is over: what was told beyond its steps has to be a move by itself."""
         for event in self._renewals:
             args = {"c": _subject(event), "d": event.data["duration"], **self._of(event)}
-            self._take(self._moves["renew"], args, f"{event.event} of {_subject(event)}")
+            self._take(self._move("renew"), args, f"{event.event} of {_subject(event)}")
         for event in (*self._of_claims, *self._of_requests, *self._told_harmed.values()):
             if event.event == "active_request_aborted":
                 continue  # a request that held nothing
@@ -159,7 +159,7 @@ class Behaviour:
             self._report("T1", f"{event.event} is told of {where}", where)
         said = {"d": event.data.get("duration") or 0, "size": _granted(event)}
         args = {**step.args, **said, **self._of(event)}
-        self._take(self._moves[name], args, where)
+        self._take(self._move(name), args, where)
 
     def _lose(self, name: str, step: PoolStep) -> None:
         """A block loses its content: each claim that this harms is told so in the operation."""
@@ -168,7 +168,7 @@ class Behaviour:
         for claim in self._told_harmed:
             self.shadow.set(speaks, (loss, claim), True)
         args = {**step.args, "x": loss, "e": loss}
-        for claim in self._take(self._moves[name], args, _show(step)):
+        for claim in self._take(self._move(name), args, _show(step)):
             self._told_harmed.pop(claim, None)
         for claim in self.shadow.index[speaks, 0].pop(loss, ()):
             self.shadow.set(speaks, claim, False)
@@ -180,6 +180,12 @@ class Behaviour:
         self.shadow.set(about, (subject, subject), True)
         self.shadow.set(_clock, (), event.timestamp_ns)
         return {"x": subject, "e": event.seq}
+
+    def _move(self, name: str) -> Step:
+        """The move, compiled when it is first made."""
+        if name not in self._moves:
+            self._moves[name] = _compiled(HEARD.machine.action(name), self._compiler)
+        return self._moves[name]
 
     def _take(self, move: Step, args: Mapping[str, Any], where: str) -> list[str]:
         """Judge a move and take it; the claims that it harmed."""

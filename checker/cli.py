@@ -73,6 +73,13 @@ def main() -> None:
     sys.exit(code)
 
 
+class _Console(Console):
+    """One that leaves a reader who has gone to `main`: rich would end with 1, as for VIOLATED."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def _unraisable(raised: sys.UnraisableHookArgs) -> None:
     """Ctrl-C inside a destructor (a solver's terms have them) is lost there: say it again."""
     if issubclass(raised.exc_type, KeyboardInterrupt):
@@ -149,7 +156,7 @@ def _print(report: Report, code: int, seconds: float, as_json: bool) -> None:
         head = {"verdict": report.verdict, "exit": code, "seconds": round(seconds, 3)}
         print(json.dumps({**report.to_json(), **head}), file=out)
         return
-    console = Console(file=out, highlight=False, soft_wrap=True)
+    console = _Console(file=out, highlight=False, soft_wrap=True)
     renderable = getattr(report, "renderable", None)
     if renderable is not None and console.is_terminal:
         console.print(renderable())
@@ -505,7 +512,10 @@ def litmus(
         if trace_file.suffix == ".parquet":
             from kvclaims.checker.rows import write_parquet
 
-            write_parquet(report.events, trace_file)
+            try:
+                write_parquet(report.events, trace_file)
+            except OSError as error:
+                raise BadOperation(f"cannot write {trace_file}: {error.strerror}") from None
         else:
             _write(trace_file, "".join(f"{event.to_json()}\n" for event in report.events))
     return report
@@ -668,6 +678,11 @@ def lower(
     type=click.Path(path_type=Path, dir_okay=False),
     help="File of known findings that are allowed, by name (default: the engine's own).",
 )
+@click.option(
+    "--engine-only",
+    is_flag=True,
+    help="Leave out proofs, exploration, conformance and twins: they say nothing of an engine.",
+)
 @_checks
 @_engine_path
 def gate(
@@ -676,12 +691,14 @@ def gate(
     seed: int,
     output: Path,
     baseline: Path | None,
+    engine_only: bool,
     progress: Progress,
 ) -> Report:
     """Everything at once: one table, and reports in gate/."""
     from kvclaims.checker import gate as gatekeeper
 
-    return gatekeeper.gate(engine, budget, seed, output, progress, baseline)
+    own = not engine_only
+    return gatekeeper.gate(engine, budget, seed, output, progress, baseline, own)
 
 
 @commands.group()
@@ -776,7 +793,7 @@ def watch(source: str, once: bool, every: float, as_json: bool) -> int:
     from kvclaims.checker import watch as watcher
 
     started = time.monotonic()
-    console = Console(file=_invocation().out, highlight=False, soft_wrap=True)
+    console = _Console(file=_invocation().out, highlight=False, soft_wrap=True)
     opened = watcher.open_source(source)
     seen = watcher.watch(opened, console, once=once or as_json, every=every)
     code = exit_code(seen.verdict)

@@ -217,16 +217,23 @@ def _judged(
             plant(mutant)
         except (FaultError, SyntaxError) as error:
             return Answer("error", str(error))
-    for check in checks:
-        answer = check(engine, known)
+    return _first(checks, engine, known)
+
+
+def check(engine: Engine, known: tuple[KnownFinding, ...], chosen: Sequence[Stage]) -> Answer:
+    """The checks of some stages, in this process."""
+    return _first([one for stage in chosen for one in stage.checks], engine, known)
+
+
+def _first(checks: Sequence[Check], engine: Engine, known: tuple[KnownFinding, ...]) -> Answer:
+    for one in checks:
+        answer = one(engine, known)
         if answer.by:
             return answer
     return Answer()
 
 
-def _fuzzed(
-    operations: int, seed: int, engine: Engine, known: tuple[KnownFinding, ...]
-) -> Answer:
+def _fuzzed(operations: int, seed: int, engine: Engine, known: tuple[KnownFinding, ...]) -> Answer:
     found = first_failure(engine, Ways(steps=operations, seed=seed, known=known))
     if found is None:
         return Answer()
@@ -336,5 +343,3 @@ def outermost(mutant: CodeMutant) -> str:
     parts = mutant.function.split(".")
     is_method = parts[0].lstrip("_")[:1].isupper()
     return f"{mutant.path}:{'.'.join(parts[: 2 if is_method else 1])}"
-
-

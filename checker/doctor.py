@@ -29,7 +29,6 @@ OPTIONAL: Final = {
 """Packages that a part of the commands needs, and what for."""
 
 PROGRAMS: Final = {
-    "spin": ("spin", "an outside reader of exported Promela (tests)"),
     "chromium": ("chromium", "tests of report.html in a browser"),
 }
 """Programs of the system: the Debian package, and what for."""

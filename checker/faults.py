@@ -184,9 +184,7 @@ def _module(fault: Fault, path: str, engine: Engine) -> ModuleType:
         raise FaultError(f"{fault.id}: {error}") from None
 
 
-def _altered(
-    fault: Fault, edits: Sequence[Edit], module: ModuleType
-) -> Changed:
+def _altered(fault: Fault, edits: Sequence[Edit], module: ModuleType) -> Changed:
     """The live functions of one module with their code after all its edits."""
     tree = ast.parse(inspect.getsource(module))
     live = {edit.function: _edited(fault, edit, tree, module) for edit in edits}

@@ -261,7 +261,7 @@ class FuzzReport:
         if self.finding is not None:
             return Verdict.VIOLATED
         taken = len(pool.ACTIONS) - len(self.never_fired)
-        return Verdict.HOLDS if self.operations and taken >= self.floor else Verdict.VACUOUS
+        return Verdict.HOLDS if taken >= max(self.floor, 1) else Verdict.VACUOUS
 
     @property
     def rate(self) -> float:

@@ -188,13 +188,6 @@ class GateReport:
 
     @property
     def notes(self) -> Iterator[str]:
-        for name, times in self.known.items():
-            files = ", ".join(str(path) for path in self.baselines)
-            yield f"known finding {name}: {counted(times, 'time')}, allowed by {files}"
-        for part in self.parts:
-            if part.command == "fuzz" and (lacking := _names(part.data)):
-                yield f"{Verdict.NOT_EXPOSED} by {part.engine}: {', '.join(lacking)}"
-        yield f"seed {self.seed}"
         checked = {p.engine for p in self.parts if p.engine and not p.missing}
         if checked == {engines.REFERENCE} and self.missing:
             yield "only the reference was checked:"
@@ -254,6 +247,13 @@ class GateReport:
         for part in self.parts:
             for violation in part.violations:
                 yield f"VIOLATED {violation['rule']} in {part.name}: {violation['message']}"
+        for name, times in self.known.items():
+            files = ", ".join(str(path) for path in self.baselines)
+            yield f"known finding {name}: {counted(times, 'time')}, allowed by {files}"
+        for part in self.parts:
+            if part.command == "fuzz" and (lacking := _names(part.data)):
+                yield f"{Verdict.NOT_EXPOSED} by {part.engine}: {', '.join(lacking)}"
+        yield f"seed {self.seed}"
         yield from self.notes
         yield f"{self.verdict}: details in {self.output / 'report.html'}"
 
@@ -278,10 +278,12 @@ def gate(
     output: Path,
     progress: Progress,
     baseline: Path | None = None,
+    own: bool = True,
 ) -> GateReport:
     """Run every part and write the files.  `EngineMissing` if a chosen engine cannot run.
 
     `baseline` names the findings that are allowed; without one each engine's own file does.
+    Without `own` the parts that say nothing of an engine are left out.
     """
     known = engines.names()
     for name in chosen:
@@ -292,7 +294,7 @@ def gate(
     folder = gatefiles.prepare(output)
     with tempfile.TemporaryDirectory() as scratch:
         traces = {name: Path(scratch) / f"{name}.jsonl" for name in names}
-        parts = _run_all(names, traces, budget / len(names), seed, progress, allowed)
+        parts = _run_all(names, traces, budget / len(names), seed, progress, allowed, own)
         report = GateReport(parts, folder, seed, tuple(dict.fromkeys(allowed.values())))
         for name, reason in report.missing.items():
             if name in chosen:
@@ -337,12 +339,15 @@ def _run_all(
     seed: int,
     progress: Progress,
     allowed: Mapping[str, Path],
+    with_own: bool,
 ) -> tuple[Part, ...]:
     """The parts in the order of the table, two processes at a time, long ones started first."""
     board = Board(progress)
-    own = {part: _own_job(part, board) for part in LONGEST_FIRST}
+    own = {part: _own_job(part, board) for part in LONGEST_FIRST if with_own}
     of_engines = {
-        f"engine {name}": _engine_job(name, traces[name], fuzz_seconds, seed, board)
+        f"engine {name}": _engine_job(
+            name, traces[name], fuzz_seconds, seed, board, allowed.get(name)
+        )
         for name in reversed(names)
     }
     jobs = {**own, **of_engines}
@@ -353,7 +358,7 @@ def _run_all(
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
             raise
-    order = [*OWN_PARTS, *(f"engine {name}" for name in names)]
+    order = [*(OWN_PARTS if with_own else ()), *(f"engine {name}" for name in names)]
     parts = [part for key in order for part in done[key]]
     return (*parts, _monitor(parts))
 
@@ -372,7 +377,12 @@ def _own_job(command: str, board: Board) -> Callable[[], list[Part]]:
 
 
 def _engine_job(
-    name: str, trace: Path, fuzz_seconds: float, seed: int, board: Board
+    name: str,
+    trace: Path,
+    fuzz_seconds: float,
+    seed: int,
+    board: Board,
+    baseline: Path | None,
 ) -> Callable[[], list[Part]]:
     """Litmus; then, if the engine runs here, fuzzing, and the faults that are planted in it."""
 

@@ -58,7 +58,8 @@ def write(report: GateReport, traces: Sequence[Path], progress: Progress) -> Non
     ElementTree.ElementTree(junit(report, places)).write(
         folder / "junit.xml", encoding="utf-8", xml_declaration=True
     )
-    (folder / "results.sarif").write_text(json.dumps(sarif(report, places), indent=1), encoding="utf-8")
+    results = json.dumps(sarif(report, places), indent=1)
+    (folder / "results.sarif").write_text(results, encoding="utf-8")
 
 
 def _write_counterexamples(report: GateReport, folder: Path) -> None:

@@ -127,11 +127,15 @@ def groups(
     tokens: int = 2,
     requests: int = 1,
     hard: tuple[int, ...] = (),
+    prompts: int = 1,
 ) -> Instance:
     """A group for each entry of `sizes`, in tokens a block; its window in tokens, 0 for full
-    attention.  Every request has the same prompt of `tokens`; a claim for each entry of `hard`
-    speaks of the blocks of all groups that a hit of the whole prompt needs."""
-    keys = [(g, end) for g, size in enumerate(sizes) for end in range(size, tokens + 1, size)]
+    attention.  There are `prompts` of `tokens` that share nothing, given to the requests in turn;
+    a claim for each entry of `hard` speaks, of a prompt in turn, of the blocks of all groups that
+    a hit of the whole prompt needs."""
+    ends = [(g, end) for g, size in enumerate(sizes) for end in range(size, tokens + 1, size)]
+    keys = [(g, end) for _ in range(prompts) for g, end in ends]
+    prompt = [i // len(ends) for i in range(len(keys))]
     read = [not windows[g] or end + windows[g] > tokens for g, end in keys]
     return Instance(
         GROUPS,
@@ -151,8 +155,14 @@ def groups(
                 (i, g): int(g == own) for i, (own, _) in enumerate(keys) for g in range(len(sizes))
             },
             "upto": {(i,): end for i, (_, end) in enumerate(keys)},
-            "wants": {(r, i): 1 for r in range(requests) for i in range(len(keys))},
-            "speaks": {(c, i): int(r) for c in range(len(hard)) for i, r in enumerate(read)},
+            "wants": {
+                (r, i): int(p == r % prompts) for r in range(requests) for i, p in enumerate(prompt)
+            },
+            "speaks": {
+                (c, i): int(needed and prompt[i] == c % prompts)
+                for c in range(len(hard))
+                for i, needed in enumerate(read)
+            },
             "hard": {(c,): flag for c, flag in enumerate(hard)},
         },
     )

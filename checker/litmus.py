@@ -47,6 +47,14 @@ _EVENT_COUNTS: Final = {
 }
 
 
+WITH_ITS_LEAF: Final = "dropped_with_its_leaf"
+"""Why a block was evicted that no request takes: the engine drops what stands in one leaf together
+(SGLang's radix tree does)."""
+
+_BY_THE_BLOCK: Final = frozenset({"lost_after_release", "leading", "survivors"})
+"""Numbers that presume an engine which evicts block by block."""
+
+
 @dataclass(frozen=True)
 class CaseResult:
     """One run: what was expected and seen, what broke, and the trace."""
@@ -222,6 +230,11 @@ def run_case(engine: Engine, program: Program, case: Case) -> CaseResult:
     )
 
 
+def _is_partial(operation: Operation) -> bool:
+    """Whether the operation speaks of blocks that are partly filled."""
+    return any(segment.tokens for segment in operation.fields.get("content", ()))
+
+
 def _lowered(operations: Iterable[Operation], lowering: Lowering) -> tuple[Operation, ...]:
     return tuple(
         Operation("declare", {**operation.fields, "protection": lowering.offered})
@@ -292,6 +305,8 @@ class _Run:
         lacks = sorted(set().union(*(needs(o) for o in self.case.operations)) - has)
         if lacks:
             raise NotExposed(f"the engine has no {', '.join(lacks)}")
+        if self.engine.block_size == 1 and any(map(_is_partial, self.case.operations)):
+            raise NotExposed("a block that is partly filled: the engine's block is one token")
 
     def _watch(self, runtime: Runtime) -> None:
         try:
@@ -393,12 +408,22 @@ class _Run:
             and event.data["reason"] == "cached_prefix_reuse"
             for event in self.events
         )
+        self._leave_out_surplus()
         if self.program.request is not None:
             request = fold.requests[self.program.request]
             self.observed["deferred"] = request.deferrals
             self.observed["waits_on"] = list(request.waited_on)
             if request.free is not None:
                 self.observed["free"] = request.free
+
+    def _leave_out_surplus(self) -> None:
+        """Where the engine dropped more than the allocation needed, because it drops whole leaves,
+        what survives of a content that it dropped from is its own grain and no expected number."""
+        surplus = sum(event.data.get("reason") == WITH_ITS_LEAF for event in self.events)
+        if surplus:
+            for name in sorted(_BY_THE_BLOCK & self.case.expect.keys()):
+                self.observed[name] = NOT_EXPOSED
+                self.not_exposed.append(f"{name}: {surplus} blocks went with the leaf they stood in")
 
     def _compare(self, fold: Fold) -> Iterator[Violation]:
         """Folding the trace yields the runtime's state and every outcome (T2)."""

@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Any
 
 from kvclaims.checker.audit import ClaimLife, Fold
-from kvclaims.checker.reportwords import FOLLOWS, REPEATS, TEMPLATES, arguments
+from kvclaims.checker.reportwords import FOLLOWS, REPEATS, TEMPLATES, arguments, one_block
 from kvclaims.checker.verdicts import Violation
 from kvclaims.spec.telemetry import Event
 from kvclaims.spec.vocabulary import TERMINAL
@@ -101,6 +101,8 @@ class Door:
     outcome: str
     wants: int
     need: int
+    drawn: int
+    """Of the need: what it would compute for claims, on their reserves."""
     protected: int
     active: int
     headroom: int
@@ -123,8 +125,10 @@ class Door:
                 "whatever else ends"
             )
             return lines
+        drawn = f"{self.drawn} on the reserve of claims − " if self.drawn else ""
         lines.append(
-            f"{self.need} wanted − {self.headroom} headroom = {self.missing} missing at this moment"
+            f"{self.need} wanted − {drawn}{self.headroom} headroom = {self.missing} missing at "
+            "this moment"
         )
         if self.shortfall and self.protected + self.need == self.usable + self.shortfall:
             lines.append(
@@ -178,7 +182,7 @@ class Timeline:
 
     def text(self, step: int) -> str:
         kind, *words = self.steps[step].words
-        return TEMPLATES[kind].text.format(*words)
+        return one_block(TEMPLATES[kind].text.format(*words))
 
     def data(self) -> str:
         """Everything a page needs, as JSON that may stand in one."""
@@ -265,7 +269,8 @@ class _Builder:
         """The last table of a request that has just ended: some of it stays for reuse."""
         self._lenders: set[str] = set()
         self._hits: dict[str, int] = {}
-        self._wanted: dict[str, int] = {}
+        self._found: dict[str, tuple[int, int]] = {}
+        """Request → blocks that it hits, and blocks that it would compute for claims."""
         self._cached: set[int] = set()
         self._uses: dict[int, int] = {}
         self._reserves: dict[str, int] = {}
@@ -382,7 +387,7 @@ class _Builder:
                 whole = self._left.pop(name, ())
                 self._cache(whole[: self._hits.get(name, 0) + data["blocks"]])
             case "active_request_found":
-                self._wanted[name] = len(data["hits"])
+                self._found[name] = (len(data["hits"]), len(data["draws"]))
             case "active_request_deferred" | "active_request_refused":
                 self._door(event)
         if event.event == "active_request_deferred":
@@ -411,16 +416,19 @@ class _Builder:
     def _door(self, event: Event) -> None:
         data, name = event.data, event.request_id or ""
         wants = data["active_live_blocks_required"]
+        hits, drawn = self._found.get(name, (0, 0))
+        need = max(0, wants - hits)
         self.doors.append(
             Door(
                 step=len(self.steps) - 1,
                 request=name,
                 outcome=data["outcome"],
                 wants=wants,
-                need=max(0, wants - self._wanted.get(name, 0)),
+                need=need,
+                drawn=drawn,
                 protected=data["protected_resident_blocks"],
                 active=data["active_live_blocks_current"],
-                headroom=max(0, wants - self._wanted.get(name, 0)) - data["missing_now"],
+                headroom=need - drawn - data["missing_now"],
                 missing=data["missing_now"],
                 shortfall=data["capacity_shortfall_blocks"],
                 blockers=tuple(data["blocking_claim_ids"]),

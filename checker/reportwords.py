@@ -5,6 +5,7 @@ A page holds each sentence once, as a template, and for every step only what fil
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -123,6 +124,11 @@ _FIELDS: Final = {
     "external_load_finished": ("blocks", "loaded"),
 }
 """Fields of an event that fill its template after the name of its claim or request."""
+
+
+def one_block(text: str) -> str:
+    """Good English for a sentence that was filled in (the page's script does the same)."""
+    return re.sub(r"(?<![\d,])1 blocks\b", "1 block", text)
 
 
 def arguments(event: Event, joined: list[Any] | None) -> list[Any]:

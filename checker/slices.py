@@ -24,7 +24,9 @@ _REQUESTS: Final = (
     *("admit", "take", "draw", "hit", "follow", "drop", "give_back", "retire", "register"),
 )
 _BLOCKS: Final = ("cover", "uncover", "forsake", "evict", "lose")
-_FILE: Final = tuple(f"trace_{name}" for name in ("close", "lose", "cut", "fold", "spoil", "accept"))
+_FILE: Final = tuple(
+    f"trace_{name}" for name in ("close", "lose", "cut", "fold", "spoil", "accept")
+)
 _AWAY: Final = (
     *("offload", "require", "restore", "settle_demoted", "settle_expired", "settle_harmed"),
     *("lose_copy", "lose_device"),
@@ -105,11 +107,10 @@ def _with_own_lines(machine: Machine) -> tuple[Machine, dict[str, tuple[int, ...
     lines: dict[str, tuple[int, ...]] = {}
     actions = []
     for action in machine.actions:
+        own = Var(f"line of {action.name}", e.of)
         if e in action.params:
-            own = Var(f"line of {action.name}", e.of)
             lines[own.name] = (len(lines),)
-            action = renamed(action, {e: own})
-        actions.append(action)
+        actions.append(renamed(action, {e: own}))
     return replace(machine, actions=tuple(actions)), lines
 
 

@@ -604,8 +604,10 @@ def comparable(config: PoolConfig) -> bool:
 
 
 def oracle_for(engine: Engine) -> Engine | None:
-    """The reference, unless it is what is under test."""
-    return None if engine.name == REFERENCE else find(REFERENCE)
+    """The reference, unless it is what is under test, or the engine says that it evicts and makes
+    visible in an order of its own (`follows_reference` is False)."""
+    alike = getattr(engine, "follows_reference", True)
+    return find(REFERENCE) if alike and engine.name != REFERENCE else None
 
 
 def warm_up(engine: Engine, block_size: int) -> None:

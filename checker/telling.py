@@ -246,7 +246,7 @@ def _arrived(event: Event, told: Told, known: Knowledge) -> Iterator[Broken]:
 
 def _admitted(event: Event, told: Told, known: Knowledge) -> Iterator[Broken]:
     request = known.requests[event.request_id or ""]
-    hits = sum(s.action == "share" and s.args["r"] == request.name for s in told.steps)
+    hits = _hits(told.steps, request.name)
     blocks = -(-request.length // known.config.block_size)
     yield from _same("P5", event, {"hit_blocks": hits})
     if request.is_measured:
@@ -254,6 +254,18 @@ def _admitted(event: Event, told: Told, known: Knowledge) -> Iterator[Broken]:
     view: RequestView = told.after.requests[request.name]
     if view.hit_blocks != hits:
         yield "P5", f"request {request.name} hit {hits} blocks, is said to have {view.hit_blocks}"
+
+
+def _hits(steps: Sequence[PoolStep], request: str) -> int:
+    """Blocks that the request found: those it shares before it takes any of its own.  An engine
+    that keeps one copy of each content lets it share others later, in the place of its own."""
+    hits = 0
+    for step in steps:
+        if step.args.get("r") == request:
+            if step.action in ("take", "draw"):
+                break
+            hits += step.action == "share"
+    return hits
 
 
 def _answered(event: Event, _told: Told, _known: Knowledge) -> Iterator[Broken]:
@@ -267,6 +279,9 @@ def _answered(event: Event, _told: Told, _known: Knowledge) -> Iterator[Broken]:
 def _returns(told: Told) -> Iterator[Broken]:
     """A request that ends or gives way tells how many blocks it gives back, and they come back."""
     back = Counter(s.args["r"] for s in told.steps if s.action in ("drop", "give_back"))
+    shared = Counter(s.args["r"] for s in told.steps if s.action == "share")
+    for name, number in shared.items():
+        back[name] -= number - _hits(told.steps, name)  # blocks that others came in the place of
     said: Counter[str] = Counter()
     for event in told.events:
         if event.event in _LEAVING:

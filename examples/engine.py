@@ -44,8 +44,6 @@ def ask(llm: Any, tokens: list[int], extra_args: dict[str, Any] | None = None) -
     """One request, one token of an answer: vLLM's `RequestOutput`."""
     from vllm import SamplingParams
 
-    params = SamplingParams(
-        max_tokens=1, temperature=0.0, detokenize=False, extra_args=extra_args
-    )
+    params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, extra_args=extra_args)
     (output,) = llm.generate([{"prompt_token_ids": tokens}], params, use_tqdm=False)
     return output

@@ -1,6 +1,6 @@
 """A system prompt that stays in the cache under load, because somebody claimed it.
 
-    python examples/pinned_system_prompt.py
+python examples/pinned_system_prompt.py
 """
 
 from __future__ import annotations

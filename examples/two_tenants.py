@@ -1,6 +1,6 @@
 """Two teams on one pool: each has a quota, and neither learns the other's business.
 
-    python examples/two_tenants.py
+python examples/two_tenants.py
 """
 
 from __future__ import annotations

@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Final
 
 from kvclaims.spec import claims, feasible, pool
@@ -65,7 +67,7 @@ def _is_harmed_by(updates: tuple[Update, ...], claim: Term) -> Term:
 
 
 def _loses(updates: tuple[Update, ...], claim: Term) -> Term:
-    """The predicate of the claim stops holding: it is harmed, or had ended and the block was its."""
+    """The predicate stops holding: the claim is harmed, or had ended and the block was its."""
     late = both(ended(claim), claims.holds(claim), covers(claim, b))
     return _is_harmed_by(updates, claim) | late
 
@@ -104,8 +106,7 @@ because what it does depends on blocks."""
 def _decision() -> Image:
     """How a claim was answered can be read off its phase."""
     none, refused, accepted = (
-        value(claims.DECISION, how)
-        for how in (Decision.NONE, Decision.REFUSED, Decision.ACCEPTED)
+        value(claims.DECISION, how) for how in (Decision.NONE, Decision.REFUSED, Decision.ACCEPTED)
     )
     waits = is_in(_d, Phase.ABSENT, Phase.SUBMITTED)
     return Image((_d,), ite(waits, none, ite(is_in(_d, Phase.REFUSED), refused, accepted)))
@@ -140,9 +141,7 @@ POOL_CLAIMS: Final = Refinement(
             Step("release", when=_if_how(Phase.RELEASED)),
             Step("expire", when=_if_how(Phase.EXPIRED)),
         ),
-        "evict": (
-            Step("lose_by_choice", {"c": _d}, when=_loses(_EVICT.updates, _d), each=_d),
-        ),
+        "evict": (Step("lose_by_choice", {"c": _d}, when=_loses(_EVICT.updates, _d), each=_d),),
         "lose": (Step("lose_by_fault", {"c": _d}, when=_loses(_LOSE.updates, _d), each=_d),),
     },
     lemmas=(
@@ -309,17 +308,18 @@ def _part_of_the_whole(part: Part) -> Refinement:
     )
 
 
-WHOLE: Final = tuple(_part_of_the_whole(part) for part in RUNTIME.parts)
+@cache
+def refinements() -> Mapping[str, Refinement]:
+    """Every refinement by name."""
+    whole = map(_part_of_the_whole, RUNTIME.parts)
+    return {found.name: found for found in (POOL_CLAIMS, POOL_FEASIBLE, *whole)}
 
-REFINEMENTS: Final = {found.name: found for found in (POOL_CLAIMS, POOL_FEASIBLE, *WHOLE)}
 
-DERIVED: Final[dict[str, Machine]] = {
-    machine.name: machine
-    for machine in (
-        RUNTIME.machine,
-        standing_still(POOL, pool.COROLLARIES),
-        *(machine for found in REFINEMENTS.values() for machine in found.obligations),
-    )
-}
-"""What is proved beside the machines that are declared whole: the composed one, and those whose
-properties say that a refinement holds, or what it rests on."""
+@cache
+def derived() -> Mapping[str, Machine]:
+    """What is proved beside the machines that are declared whole: the composed one, and those whose
+    properties say that a refinement holds, or what it rests on."""
+    machines = [RUNTIME.machine, standing_still(POOL, pool.COROLLARIES)]
+    for found in refinements().values():
+        machines += found.obligations
+    return {machine.name: machine for machine in machines}

@@ -31,15 +31,12 @@ from kvclaims.spec.composition import Composition, Move, Part, Step, alone
 from kvclaims.spec.elastic import lent
 from kvclaims.spec.language import (
     BOOL,
-    FALSE,
     NAT,
-    TRUE,
     Guard,
     Partition,
     Property,
     Symbol,
     Term,
-    Update,
     Var,
     both,
     count,
@@ -286,7 +283,7 @@ def _answer(name: str, meaning: str) -> Move:
 
 
 def _lost_in_tier(name: str, params: tuple[Var, ...], meaning: str, *guards: Guard) -> Move:
-    """A fault takes a copy, or what the device holds; a claim of which nothing is left is harmed."""
+    """A fault takes a copy, or what the device holds; the claim is harmed if nothing is left."""
     action = {"lose_copy": "lose"}.get(name, name)
     harmed = _is_harmed_by(TIERS, action, stage(c, "harmed"))
     owed_there = CLAIMS(claims.responsible(c))
@@ -354,6 +351,7 @@ _REQUESTS: Final = (
         (r, e, x),
         ((POOL, Step("retire")), _EVENT),
         "the request ends or is preempted",
+        (_TELLS_OF_REQUEST,),
     ),
     Move(
         "register",
@@ -449,11 +447,7 @@ _LIVES: Final = (
         (n,),
         ((CLAIMS, Step("tick")), (TRACE, Step("set_clock"))),
         "time passes, for claims and for the clock",
-        (
-            Guard(
-                ("T1",), n >= TRACE(trace.clock()), "the clock is not set back"
-            ),
-        ),
+        (Guard(("T1",), n >= TRACE(trace.clock()), "the clock is not set back"),),
     ),
     _content_lost("evict", "lose_by_choice", "a block loses its hash because it will be reused"),
     _content_lost("lose", "lose_by_fault", "a fault takes the content of a block"),
@@ -523,9 +517,7 @@ _AWAY: Final = (
     ),
 )
 
-_READS: Final = both(
-    some(_k, WRITTEN(written.reads(j, b, _k))), ~WRITTEN(written.told(j, b))
-)
+_READS: Final = both(some(_k, WRITTEN(written.reads(j, b, _k))), ~WRITTEN(written.told(j, b)))
 _IN_FLIGHT: Final = either(
     some(_k, WRITTEN(written.writes(j, b, _k)) | WRITTEN(written.waits(j, b, _k))), _READS
 )
@@ -763,7 +755,7 @@ PROPERTIES: Final = (
         every(
             r,
             either(
-                ~_active(r) & new(_active(r)),
+                ne(new(_active(r)), _active(r)),
                 both(
                     ne(new(_outcome(r)), _outcome(r)),
                     either(*(eq(new(_outcome(r)), value(pool.OUTCOME, u)) for u in _unserved)),
@@ -771,7 +763,7 @@ PROPERTIES: Final = (
             )
             >> _told(answers(_x, r)),
         ),
-        "No request starts, waits or is refused without a new event that tells of it.",
+        "No request starts, ends, waits or is refused without a new event that tells of it.",
     ),
     Property(
         "T1",
@@ -817,7 +809,7 @@ PROPERTIES: Final = (
                 both(~lent(b), ~null(b), ~used(b)) >> _free(b),
             ),
         ),
-        "What requests hold is the same for pool and memory, and an idle block of the base is free.",
+        "Pool and memory hold the same blocks, and an idle block of the base is free.",
         goal=False,
     ),
     Property(
@@ -849,4 +841,3 @@ RUNTIME: Final = Composition(
     symbols=(speaks, answers),
     corollaries=tuple(POOL.property(prop) for prop in pool.COROLLARIES),
 )
-

@@ -161,9 +161,7 @@ def _conditional(step: Step, condition: Term) -> Term:
     return met if step.each is None else every(step.each, met)
 
 
-def _under(
-    step: Step, given: _Arguments, update: Update, earlier: tuple[Update, ...]
-) -> Update:
+def _under(step: Step, given: _Arguments, update: Update, earlier: tuple[Update, ...]) -> Update:
     """The update of a step that comes after others, is taken under a condition, or for each of
     a sort."""
     value = given.out_of(told_before(update.value, earlier))
@@ -220,9 +218,7 @@ class Move:
         trails = [trail(owners[name], self.steps_of(owners[name])) for name in parts]
         guards = [guard for each in trails for guard in each.guards]
         updates = [update for each in trails for update in each.updates]
-        return Action(
-            self.name, self.params, (*self.guards, *guards), tuple(updates), self.meaning
-        )
+        return Action(self.name, self.params, (*self.guards, *guards), tuple(updates), self.meaning)
 
 
 def alone(part: Part, *actions: str, guards: tuple[Guard, ...] = (), name: str = "") -> list[Move]:

@@ -57,7 +57,8 @@ class Refinement:
     """`concrete` seen as `abstract`.  `images` covers every abstract symbol by name, `steps` every
     concrete action.  `lemmas` are further invariants of the concrete machine, shown by induction
     with the rest; `corollaries` follow in each state from its invariants, which is shown once, so
-    they hold before and after every step.  With `coarse`, what one concrete action must do is one obligation."""
+    they hold before and after every step.  With `coarse`, what one concrete action must do is
+    one obligation."""
 
     concrete: Machine
     abstract: Machine

@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/detection.py ours [--limit N] [--operations N] [--seconds S]
     .venv/bin/python tools/detection.py theirs --tests DIR [--limit N] [--seconds S]
-    .venv/bin/python tools/detection.py page
+    .venv/bin/python tools/detection.py faults | reach | page
 
 Every result is a line in a file, written as soon as it is known; a later run does what is
 missing.  A mutant that lives is tried again where a larger budget is asked for.
@@ -17,10 +17,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from kvclaims.checker import detection, engines
+import coverage
+
+from kvclaims.checker import detection, detectionpage, engines
 from kvclaims.checker.enginemutants import places_of, sample
+from kvclaims.checker.faults import faults_of
 from kvclaims.checker.supervise import warm_up
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -32,17 +35,19 @@ SCRATCH: Final = ROOT / "build" / "detection"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("what", choices=("ours", "theirs", "faults", "page"))
+    parser.add_argument("what", choices=("ours", "theirs", "faults", "reach", "page"))
     parser.add_argument("--limit", type=int, help="mutants to run at most")
     parser.add_argument("--operations", type=int, default=detection.OPERATIONS)
     parser.add_argument("--seconds", type=float, help="leave off after so many")
     parser.add_argument("--tests", type=Path, help="a source distribution with the engine's tests")
+    parser.add_argument("--junit", type=Path, help="an earlier run of these tests, not measured")
+    parser.add_argument("--tests-seconds", type=int, help="only the quickest tests, so many s")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.jobs > 1:
         return spread(given.jobs)
-    doing = {"ours": ours, "theirs": theirs, "faults": planted, "page": page}
+    doing = {"ours": ours, "theirs": theirs, "faults": planted, "reach": reach, "page": page}
     return doing[given.what](given)
 
 
@@ -98,7 +103,7 @@ def theirs(given: argparse.Namespace) -> int:
     if given.tests is None:
         print("give the folder of a source distribution: --tests DIR")
         return 2
-    found, version = drawn()
+    _, version = drawn()
     job = {
         "results": str(RESULTS),
         "baseline": str(SCRATCH / f"tests-{version}.json"),
@@ -107,6 +112,8 @@ def theirs(given: argparse.Namespace) -> int:
         "limit": given.limit,
         "share": given.share,
         "seconds": given.seconds,
+        "tests_s": given.tests_seconds,
+        "junit": given.junit and str(given.junit.resolve()),
     }
     environment = {
         **os.environ,
@@ -136,10 +143,41 @@ def planted(given: argparse.Namespace) -> int:
     return 0
 
 
+def reach(given: argparse.Namespace) -> int:
+    """Which lines of the engine our checks get to."""
+    engine, info = engines.ready(ENGINE)
+    results = detection.Results(RESULTS, info.version)
+    row = results.last("reach", detection.CONTROL)
+    if row is not None and row["effort"] >= given.operations:
+        return 0
+    warm_up(engine, engine.block_size)
+    paths = sorted({mutant.path for mutant in drawn()[0].mutants})
+    cover = coverage.Coverage(data_file=None, include=[f"*/{path}" for path in paths])
+    cover.start()
+    known = detection.known_findings(engine)
+    answer = detection.check(engine, known, detection.stages(given.operations))
+    cover.stop()
+    data = cover.get_data()
+    lines = {
+        path: sorted(data.lines(file) or ())
+        for file in data.measured_files()
+        for path in paths
+        if file.endswith(path)
+    }
+    results.put("reach", detection.CONTROL, given.operations, answer, 0, lines=lines)
+    return 0
+
+
 def page(_: argparse.Namespace) -> int:
     found, version = drawn()
-    told: list[dict[str, Any]] = detection.Results(RESULTS, version).rows
-    PAGE.write_text(detection.page(found, version, told), encoding="utf-8")
+    engine, info = engines.ready(ENGINE)
+    reference = engines.find(engines.REFERENCE)
+    planted = {e.name: faults_of(e) for e in (engine, reference)}
+    findings = {finding.name: finding.rule for finding in detection.known_findings(engine)}
+    results = detection.Results(RESULTS, version)
+    root = Path(info.path).parent
+    told = detectionpage.page(found, results, root, planted, findings)
+    PAGE.write_text(told, encoding="utf-8")
     return 0
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+from xml.etree import ElementTree
 
 import coverage
 import pytest
@@ -23,6 +24,9 @@ from kvclaims.checker.enginemutants import plant
 from kvclaims.checker.mutatecode import Answer, in_child
 
 JOB: Final[dict[str, Any]] = json.loads(os.environ["KVCLAIMS_ENGINE_TESTS"])
+ALL: Final = 1_000_000
+"""The effort of a run of all tests."""
+
 STARTED: Final = time.monotonic()
 LIMIT_S: Final = 240.0
 """Seconds of processor time in which the tests have to end on a mutant."""
@@ -32,21 +36,41 @@ LIMIT_S: Final = 240.0
 def pytest_runtestloop(session: pytest.Session) -> bool:
     baseline = Path(JOB["baseline"])
     if not baseline.is_file():
-        baseline.write_text(json.dumps(_measured(session.items)), encoding="utf-8")
+        known = JOB["junit"] and _reported(session.items, Path(JOB["junit"]))
+        baseline.write_text(json.dumps(known or _measured(session.items)), encoding="utf-8")
     told = json.loads(baseline.read_text(encoding="utf-8"))
     sample = detection.Drawn.read(Path(JOB["sample"]))
     assert sample is not None
     results = detection.Results(Path(JOB["results"]), JOB["version"])
-    waiting = [m for m in sample.mutants if results.wants("theirs", m, 1)]
+    effort = JOB["tests_s"] or ALL
+    waiting = [m for m in sample.mutants if results.wants("theirs", m, effort)]
+    waiting.sort(key=lambda m: results.last("ours", m.name) is None)  # those to compare first
     for mutant in detection.share(waiting, JOB["share"])[: JOB["limit"]]:
         if JOB["seconds"] and time.monotonic() - STARTED > JOB["seconds"]:
             break
-        chosen = _chosen(session.items, told, mutant)
+        chosen = _within(_chosen(session.items, told, mutant), told, effort)
         begun = time.monotonic()
         answer = in_child(lambda m=mutant, c=chosen: _run(m, c), LIMIT_S)
         seconds = time.monotonic() - begun
-        print(results.put("theirs", mutant, 1, answer, seconds, tests=len(chosen)), flush=True)
+        print(results.put("theirs", mutant, effort, answer, seconds, tests=len(chosen)), flush=True)
     return True
+
+
+def _reported(items: list[pytest.Item], report: Path) -> dict[str, Any]:
+    """What an earlier run of the same tests wrote as JUnit; which functions each enters is not
+    told, so all of them are run."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        passed = case.find("failure") is None and case.find("error") is None
+        key = (case.attrib["classname"], case.attrib["name"])
+        found[key] = {"passed": passed, "seconds": float(case.attrib["time"])}
+    tests = {}
+    for item in items:
+        file, *classes, name = item.nodeid.split("::")
+        key = (".".join([file.removesuffix(".py").replace("/", "."), *classes]), name)
+        if key in found:
+            tests[item.nodeid] = found[key]
+    return {"tests": tests, "entered": None}
 
 
 def _measured(items: list[pytest.Item]) -> dict[str, Any]:
@@ -82,10 +106,22 @@ def _entered(
 def _chosen(
     items: list[pytest.Item], told: dict[str, Any], mutant: detection.CodeMutant
 ) -> list[pytest.Item]:
-    entering = set(told["entered"].get(detection.outermost(mutant), ()))
+    names = told["tests"] if told["entered"] is None else told["entered"]
+    entering = set(names if told["entered"] is None else names.get(detection.outermost(mutant), ()))
     passing = {name: one for name, one in told["tests"].items() if one["passed"]}
     chosen = [item for item in items if item.nodeid in entering and item.nodeid in passing]
     return sorted(chosen, key=lambda item: float(passing[item.nodeid]["seconds"]))
+
+
+def _within(chosen: list[pytest.Item], told: dict[str, Any], effort: int) -> list[pytest.Item]:
+    """The quickest of them, which together took no longer than `effort` seconds."""
+    spent, within = 0.0, []
+    for item in chosen:
+        spent += float(told["tests"][item.nodeid]["seconds"])
+        if spent > effort:
+            break
+        within.append(item)
+    return within
 
 
 def _run(mutant: detection.CodeMutant, chosen: list[pytest.Item]) -> Answer:

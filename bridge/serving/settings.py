@@ -54,6 +54,9 @@ class Settings:
     """Size at which a trace file is put aside and a new one begun."""
     trace_files: int = 8
     """Files put aside that are kept, the youngest; 0 for all."""
+    trace_tables: bool = False
+    """Whether the trace has each request's table of blocks whenever it grew: from these an audit
+    derives every refusal and its blame anew (T2), and they are most of a long request's trace."""
     owners: Mapping[str, str] = field(default_factory=dict)
     """Owner → SHA-256 of its API key.  Empty: owners are believed."""
     operator_sha256: str = ""
@@ -84,8 +87,11 @@ class Settings:
         share: Any = self.hard_share
         if type(share) not in (int, float) or not 0 <= share <= 1:
             raise BadSettings(f"hard_share lies between 0 and 1, not at {share!r}")
-        if type(self.trace) is not str or type(self.metrics_names) is not bool:
-            raise BadSettings("trace is a path and metrics_names true or false")
+        if type(self.trace) is not str:
+            raise BadSettings("trace is a path")
+        for name in ("metrics_names", "trace_tables"):
+            if type(getattr(self, name)) is not bool:
+                raise BadSettings(f"{name} is true or false")
         for owner, digest in {**self.owners, "operator_sha256": self.operator_sha256}.items():
             if digest and not _DIGEST.fullmatch(str(digest)):
                 raise BadSettings(f"{owner}: give the SHA-256 of the secret in hexadecimal")

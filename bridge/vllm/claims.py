@@ -224,6 +224,11 @@ class ClaimBook:
                     found[position] = hard
         return found
 
+    def lent(self, blocks: Iterable[int]) -> list[list[Any]]:
+        """Which of these blocks are on loan, each with its claim."""
+        lenders = ((self._lender.get(block), block) for block in blocks)
+        return [[claim.spec.claim_id, block] for claim, block in lenders if claim is not None]
+
     def wants(self, key: str) -> bool:
         """Whether a hard claim was promised this content and does not cover it yet."""
         return any(self.claims[c].hard for c in self._wanted.get(key, ()))

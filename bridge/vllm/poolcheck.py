@@ -60,6 +60,7 @@ class PoolCheck:
         self._queued = sum(block.next_free_block is not None for block in pool.blocks)
         self._before = [_state(block) for block in pool.blocks]
         self._tables: dict[tuple[int, str], int] = {}
+        self._entries = len(table(pool))
         self._replay = Replay(pool)
 
     @property
@@ -91,13 +92,26 @@ class PoolCheck:
             self._exempt_keys.add(key)
             self.by_hand(f"hash map entry {key[:4].hex()}… written")
 
-    def tables_entered(self) -> None:
-        """An operation begins: block tables that changed since the last one are the test's."""
+    def entered(self) -> None:
+        """An operation begins: tables and maps that changed since the last one are the test's."""
+        if self.pool is not None and len(table(self.pool)) != self._entries:
+            self._map_by_hand()
         for (manager, request), size in self._table_sizes():
             place = (id(manager), request)
             if self._tables.get(place, 0) != size and place not in self.exempt_requests:
                 self.exempt_requests.add(place)
                 self.by_hand(f"block table of request {request!r} filled")
+
+    def _map_by_hand(self) -> None:
+        """Entries of the hash map came or went without a call: none that disagrees is judged."""
+        pool = self.pool
+        for block in pool.blocks:
+            for key in own_keys(pool, block):
+                if not _finds(pool, key, block.block_id):
+                    self.key_by_hand(key)
+        for key in table(pool):
+            if any(key not in own_keys(pool, block) for block in _found(pool, key)):
+                self.key_by_hand(key)
 
     # -- judging -----------------------------------------------------------------------------
 
@@ -122,6 +136,7 @@ class PoolCheck:
                     self._before[number] = _state(pool.blocks[number])
         self._replay.follow(self, operation, keys)
         self._tables = {(id(m), r): size for (m, r), size in self._table_sizes()}
+        self._entries = len(table(pool))
 
     def report(self, rule: str, message: str, operation: str, block: int | None = None) -> None:
         """A rule is broken; the block it shows at is not judged any more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,13 +17,21 @@ _NO_ARBITER: Final = "none"
 @dataclass(frozen=True)
 class Blocked:
     """A waiting request that did not fit, as it was found and judged: `free` blocks were in the
-    queue, and `drawn` blocks it would have taken on the reserves of claims."""
+    queue, and `drawn` blocks it would have taken on the reserves of claims.
+    `hits` are in their order."""
 
     request: Any
     situation: Situation
     judgement: Judgement
     free: int
     drawn: int
+    hits: tuple[int, ...] = ()
+
+    def draws(self, order: Mapping[str, int]) -> list[list[Any]]:
+        """Each promised content that the request would compute: its claim and position, the claims
+        by this order."""
+        drawn: Mapping[str, Iterable[Any]] = self.situation.materializes
+        return [[c, p] for c in sorted(drawn, key=order.__getitem__) for p in sorted(drawn[c])]
 
     @property
     def protected(self) -> frozenset[Any]:
@@ -87,6 +95,10 @@ class RequestLog:
             free_blocks_before_allocate=free,
         )
 
+    def grew(self, record: RequestRecord, blocks: list[int], lent: list[list[Any]]) -> None:
+        """The request's whole table, and the blocks in it that claims lent."""
+        self._emit("active_request_blocks", record, blocks=blocks, lent=lent)
+
     def preempted(self, record: RequestRecord, blocks: int) -> None:
         record.state = "waiting"
         self._emit("active_request_preempted", record, blocks=blocks)
@@ -103,10 +115,11 @@ class RequestLog:
         record.state, record.outcome = "finished", Outcome.ABORTED
         self._emit("active_request_aborted", record, blocks=blocks)
 
-    def judged(self, record: RequestRecord, blocked: Blocked) -> bool:
+    def judged(self, record: RequestRecord, blocked: Blocked, order: Mapping[str, int]) -> bool:
         """Act on a judgement that is not SERVED (F4); False if it was told before.
 
         A block by claims alone is a deferral until `defer_limit` is used up, then a refusal.
+        `order` is that of the claims' declaration.
         """
         judgement = blocked.judgement
         structural = judgement.outcome is Outcome.REFUSED
@@ -122,6 +135,8 @@ class RequestLog:
             record.state, record.outcome = "finished", judgement.outcome
             record.shortfall = judgement.shortfall
             record.blocking_claims = judgement.blocking_claims
+        draws = blocked.draws(order)
+        self._emit("active_request_found", record, hits=list(blocked.hits), draws=draws)
         self._emit(
             f"active_request_{'deferred' if record.state == 'waiting' else 'refused'}",
             record,

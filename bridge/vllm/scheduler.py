@@ -83,6 +83,8 @@ class ClaimEnforcer(Reactions):
         self.observer.reactions = self
         self.book = ClaimBook(self, recorder)
         self.requests = RequestLog(recorder, defer_limit)
+        self.tells_tables = True
+        """Whether the trace has each request's table of blocks whenever it grew."""
         self.desk: Desk | None = None
         """Where claims are made and told of while serving; then ended requests are forgotten."""
         self._withheld = 0
@@ -296,6 +298,7 @@ class ClaimEnforcer(Reactions):
             self.observer.draws = {}
         if blocks is not None:
             self._admit_first()
+            self._tell_table(request, held, hits)
         elif waiting:
             self._blocked = self._judge(request, hits, draws, free)
         self._admitting = None
@@ -311,6 +314,13 @@ class ClaimEnforcer(Reactions):
         if record is not None:
             new = self._blocks(request.num_tokens) - hits
             self.requests.admitted(record, hits, new, free)
+
+    def _tell_table(self, request: Any, held: int, hits: list[int]) -> None:
+        """Tell the request's table if it had `held` blocks before and has more now."""
+        record = self._record(request) if self.tells_tables else None
+        table = self.observer.held.get(self.alias(request.request_id), [])
+        if record is not None and (hits or len(table) > held):
+            self.requests.grew(record, list(table), self.book.lent(table))
 
     def _draws(self, request: Any, first: int) -> dict[int, list[str]]:
         if self.book.owed <= 0 or not admits_reuse(request):
@@ -335,7 +345,8 @@ class ClaimEnforcer(Reactions):
             holds=frozenset(hits),
             materializes={c: frozenset(positions) for c, positions in materializes.items()},
         )
-        return Blocked(request, situation, judge(situation), free, drawn=len(draws))
+        found = judge(situation)
+        return Blocked(request, situation, found, free, drawn=len(draws), hits=tuple(hits))
 
     def scheduled(self) -> None:
         """vLLM has scheduled a step: what it registered is in flight; act on a blocked request."""
@@ -350,7 +361,8 @@ class ClaimEnforcer(Reactions):
         record = self._record(request)
         if judgement.outcome is Outcome.SERVED or record is None:
             return  # vLLM waits for a reason of its own (a watermark, an encoder cache)
-        if not self.requests.judged(record, blocked):
+        order = {c: self.book.claims[c].order for c in blocked.situation.materializes}
+        if not self.requests.judged(record, blocked, order):
             return
         with self.observer.operation():
             self._tell_verdict(record, blocked)

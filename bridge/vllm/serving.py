@@ -56,15 +56,16 @@ class Serving:
         )
         self.desk: Desk | None = None
 
-    def open(self, enforcer: Any) -> Desk:
-        """Begin to serve on this claim layer."""
+    def open(self, enforcer: Any, clock: Callable[[], float] = time.monotonic) -> Desk:
+        """Begin to serve on this claim layer; `clock` gives seconds."""
         self.recorder.emit(
             "trace_opened",
             engine="vllm",
             block_size=enforcer.block_size,
             defer_limit=self.settings.defer_limit,
         )
-        self.desk = Desk(enforcer, self.settings, self.tally)
+        enforcer.tells_tables = self.settings.trace_tables
+        self.desk = Desk(enforcer, self.settings, self.tally, clock)
         open_door()
         return self.desk
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from kvclaims.bridge.serving.desk import Answer, Desk
+from kvclaims.bridge.serving.desk import Answer
 from kvclaims.bridge.serving.settings import Settings
 from kvclaims.bridge.serving.tracefiles import in_order
 from kvclaims.bridge.vllm import setup
@@ -27,7 +27,8 @@ from kvclaims.checker.audit import audit
 from kvclaims.checker.engines import find
 from kvclaims.checker.litmus import litmus
 from kvclaims.checker.monitor import Monitor
-from kvclaims.checker.programs import load
+from kvclaims.checker.programs import select
+from kvclaims.spec.claims import CLAIM
 from kvclaims.spec.content import Segment, tokens_of
 from kvclaims.spec.interface import (
     ClaimSpec,
@@ -38,7 +39,8 @@ from kvclaims.spec.interface import (
     RequestSpec,
 )
 from kvclaims.spec.operations import drain
-from kvclaims.spec.vocabulary import TERMINAL, Verdict
+from kvclaims.spec.pool import REQUEST
+from kvclaims.spec.vocabulary import TERMINAL, Protection, Verdict
 
 OWNERS: Final = ("ann", "bob", "cy")
 _MOST_STEPS: Final = 100_000
@@ -57,9 +59,7 @@ class ServedPool:
         self.serving = self.scheduler.serving = Serving(self.scheduler, chosen)
         self.enforcer = self.scheduler.enforce(self.serving.recorder, chosen.defer_limit)
         self.now = 0.0
-        self.desk = Desk(self.enforcer, chosen, self.serving.tally, clock=lambda: self.now)
-        self.serving.open(self.enforcer)
-        self.serving.desk = self.enforcer.desk = self.desk
+        self.desk = self.enforcer.desk = self.serving.open(self.enforcer, lambda: self.now)
         self.outputs: dict[str, Any] = {}
         """What clients were told last, by request id."""
         update = self.scheduler.update_from_output
@@ -85,10 +85,12 @@ class ServedPool:
         body = {"claim_id": claim, "tokens": self.tokens(label, blocks), **more}
         return self.do("declare", owner, claim=body)
 
-    def ask(self, request: str, tokens: list[int], answer: int = 1, **extra: Any) -> None:
-        """A request for `answer` tokens; `extra` goes into its `extra_args`."""
+    def ask(self, request: str, tokens: list[int], answer: int = 1, **extra: Any) -> str:
+        """A request for `answer` tokens, with `extra` in its `extra_args`; the id it has."""
         spec = RequestSpec(request, tuple(tokens), max_new_tokens=answer)
-        self.driver.add(self.driver.request(spec, extra))
+        made = self.driver.request(spec, extra)
+        self.driver.add(made)
+        return str(made.request_id)
 
     def step(self) -> None:
         self.driver.step()
@@ -151,7 +153,7 @@ def paper(engine_name: str) -> list[Figure]:
     info = engine.info()
     figures: list[Figure] = []
     for name in WHOLE_PROGRAMS:
-        report = litmus(engine, info, (load(PROGRAMS / f"{name}.toml"),), lambda _: None)
+        report = litmus(engine, info, select([name]), lambda _: None)
         figures.append(Figure(name, "program", "HOLDS", str(report.verdict)))
         if name in PAPER:
             (case,) = report.programs[0].cases
@@ -269,6 +271,7 @@ class Life:
             trace=str(self._trace),
             trace_bytes=1 << 20,
             trace_files=0,
+            trace_tables=True,
         )
         self._pool = ServedPool(usable, size, chosen, whole)
         self._usable = usable
@@ -309,23 +312,26 @@ class Life:
         chance = self._chance
         extra: dict[str, Any] = {"kvclaims_owner": chance.choice(OWNERS)}
         if chance.random() < 0.15:
-            claim = self._claim()
+            claim = self._claim(extra["kvclaims_owner"])
             del claim["tokens"]
             extra["kvclaims"] = json.dumps({**claim, "owner": extra["kvclaims_owner"]})
             self._claims.append((extra["kvclaims_owner"], claim["claim_id"]))
-        if chance.random() < 0.1:
+        admits = chance.random() < 0.9
+        if not admits:
             extra["kvclaims_admit_reuse"] = 0
         self._made += 1
         self._report.requests += 1
-        name = f"r{self._made}"
-        self._pool.ask(name, self._content(), chance.choice([1, 1, 2, 6]), **extra)
+        answer = chance.choice([1, 1, 2, 6])
+        name = self._pool.ask(f"r{self._made}", self._content(), answer, **extra)
+        self._monitor.introduce(REQUEST, name, admits)
 
     def _content(self) -> list[int]:
         chance = self._chance
         label, blocks = chance.choice("ABCDEFGH"), min(50, int(chance.expovariate(0.15)))
         return self._pool.tokens(label, blocks, chance.randint(1, self._pool.size))
 
-    def _claim(self) -> dict[str, Any]:
+    def _claim(self, owner: str) -> dict[str, Any]:
+        """A claim of this owner, of which the monitor is told."""
         chance = self._chance
         weights = {"hard_protected": 6, "soft_priority": 1, "demotable": 1, "best_effort": 1}
         (protection,) = chance.choices(list(weights), list(weights.values()))
@@ -338,10 +344,13 @@ class Life:
             claim["duration"] = chance.expovariate(0.1) + 0.001
         if chance.random() < 0.4:
             claim["min_blocks"] = 1
+        hard = protection == Protection.HARD
+        self._monitor.introduce(CLAIM, f"{owner}/{claim['claim_id']}#1", hard)
         return claim
 
     def _declare(self) -> None:
-        owner, claim = self._chance.choice(OWNERS), self._claim()
+        owner = self._chance.choice(OWNERS)
+        claim = self._claim(owner)
         answer = self._pool.do("declare", owner, claim=claim)
         self._report.decisions[str(answer.body.get("decision", answer.status))] += 1
         self._claims.append((owner, claim["claim_id"]))
@@ -426,9 +435,9 @@ def overhead(rounds: int = 9, steps: int = 60) -> list[Cost]:
 
 def _decode(claims: int | None, steps: int) -> float:
     """Seconds of CPU that a step takes."""
-    pool = _idle(claims) if claims is not None else _plain()
+    pool = _idle(claims) if claims is not None else PlainEngine()
     for i in range(8):
-        pool.ask(f"d{i}", tokens_of_block(i), answer=steps + 10)
+        pool.ask(f"d{i}", _one_block(i), answer=steps + 10)
     for _ in range(5):
         pool.step()
     start = time.process_time()
@@ -439,7 +448,7 @@ def _decode(claims: int | None, steps: int) -> float:
     return taken
 
 
-def tokens_of_block(i: int) -> list[int]:
+def _one_block(i: int) -> list[int]:
     return list(tokens_of((Segment(f"d{i}", 1),), 32))
 
 
@@ -454,7 +463,7 @@ def _idle(claims: int) -> ServedPool:
     return pool
 
 
-class _plain:  # noqa: N801 - stands where a function's result would
+class PlainEngine:
     """The same engine with vLLM's own scheduler."""
 
     def __init__(self) -> None:

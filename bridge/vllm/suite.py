@@ -109,8 +109,7 @@ class SuiteMonitor:
         self._inner = []
         self._tally.operations += 1
         for check in self._active.values():
-            if check.managers:
-                check.tables_entered()
+            check.entered()
         if name == "Scheduler.schedule":
             self._running_by_hand(owner)
 

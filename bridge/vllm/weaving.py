@@ -114,9 +114,10 @@ class Weaver:
         handler = watcher.handlers.get(name)
 
         @functools.wraps(function)
-        def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._depth and handler is None:
-                return function(owner, *args, **kwargs)
+        def call(*given: Any, **kwargs: Any) -> Any:
+            if (self._depth and handler is None) or not given:  # `self` may come by keyword
+                return function(*given, **kwargs)
+            owner, args = given[0], given[1:]
             outermost = self._depth == 0
             if outermost:
                 watcher.entering(name, owner)

@@ -52,7 +52,8 @@ class Run {
   }
   text(step) {
     const [kind, ...words] = this.words[step];
-    return this.kinds[kind][0].replace(/\{(\d+)\}/g, (_, i) => String(words[i]).replace(/_/g, " "));
+    return this.kinds[kind][0].replace(/\{(\d+)\}/g, (_, i) => String(words[i]))
+      .replace(/(?<![\d,])1 blocks\b/g, "1 block");
   }
   rulesAt(step) { return this.kinds[this.words[step][0]][1]; }
   doorAt(step) { return this.doors.findLast(door => door.step === step); }
@@ -68,6 +69,7 @@ function phaseAt(spans, step) {
   for (const span of spans) if (span[0] <= step) now = span[1];
   return now;
 }
+function blocks(n) { return `${number(n)} block` + (n === 1 ? "" : "s"); }
 function number(n) { return n.toLocaleString("en"); }
 function add(kind, inside, text, name) {
   const made = document.createElement(kind);
@@ -204,7 +206,7 @@ class Timeline {
     const list = add("ul", held);
     for (const [name, told, spans] of alive.slice(0, LANES))
       add("li", list, `${name}: ${phaseAt(spans, at)}, ${told.protection.replace(/_/g, " ")}, `
-        + `${number(told.footprint)} blocks, of ${told.owner || "an owner not told"}`);
+        + `${blocks(told.footprint)}, of ${told.owner || "an owner not told"}`);
     if (alive.length > LANES) add("li", list, `and ${number(alive.length - LANES)} more`, "hint");
   }
   tellSteps() {
@@ -387,8 +389,8 @@ function drawWanted({ paint, ink, looks, run, from, columns, wide, width }, leve
 function drawLane({ paint, ink, looks, from, columns, wide, width }, [name, told, spans], y, kind) {
   const isClaim = kind === "claim";
   const start = Math.max(0, (spans[0][0] - from) * wide);
-  const more = isClaim ? `${told.protection.replace(/_/g, " ")}, ${number(told.footprint)} blocks`
-    : `wants ${number(told.wants)} blocks`;
+  const more = isClaim ? `${told.protection.replace(/_/g, " ")}, ${blocks(told.footprint)}`
+    : `wants ${blocks(told.wants)}`;
   label(paint, `${kind} ${name} · ${more}`, start, y + 8, ink.ink, ink.sheet, width);
   spans.forEach(([step, phase], i) => {
     const end = i + 1 < spans.length ? spans[i + 1][0] : from + columns;

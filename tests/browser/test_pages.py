@@ -47,7 +47,8 @@ CONFLICT: list[dict[str, Any]] = [
 EVENTS = 100_000
 
 WORK = 5_000
-"""Changes applied and shapes drawn for one step of a long run; measured: 1,100 at most."""
+"""Changes applied and shapes drawn for one step of a long run; measured: 616, and 380,192 if the
+whole run is drawn."""
 
 
 def conflict() -> tuple[Event, ...]:

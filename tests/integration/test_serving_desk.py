@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from vllm_world import NEEDS_VLLM
@@ -24,73 +23,17 @@ def tokens(label: str, blocks: int) -> list[int]:
     return list(tokens_of((Segment(label, blocks),), SIZE))
 
 
-class Shop:
-    """A served scheduler with a clock that is set by hand."""
+def Shop(usable: int = USABLE, **given: Any) -> Any:
+    """A served pool with a clock that is set by hand."""
+    from kvclaims.bridge.serving.settings import Settings
+    from kvclaims.bridge.vllm.serving_bench import ServedPool
 
-    def __init__(self, usable: int = USABLE, **given: Any) -> None:
-        from kvclaims.bridge.serving.settings import Settings
-        from kvclaims.bridge.vllm import setup
-        from kvclaims.bridge.vllm.scheduler import ClaimScheduler
-        from kvclaims.bridge.vllm.serving import Serving
-        from kvclaims.bridge.vllm.simulated import SimulatedDriver
-        from kvclaims.spec.interface import PoolConfig
-
-        setup.quieten(setup.ALONE)
-        self.driver = SimulatedDriver(PoolConfig(usable, SIZE))
-        self.scheduler: ClaimScheduler = self.driver.scheduler
-        chosen = Settings(**given)
-        self.scheduler.serving = self.serving = Serving(self.scheduler, chosen)
-        self.enforcer = self.scheduler.enforce(self.serving.recorder, chosen.defer_limit)
-        self.desk = self.enforcer.desk = self.serving.open(self.enforcer)
-        self.now = 0.0
-        self.desk._clock = lambda: self.now
-        self.desk._start = 0.0
-        self.outputs: dict[str, Any] = {}
-        update = self.scheduler.update_from_output
-
-        def kept(*args: Any, **kwargs: Any) -> Any:
-            outputs = update(*args, **kwargs)
-            for some in outputs.values():
-                self.outputs.update({o.request_id: o for o in some.outputs})
-            return outputs
-
-        self.scheduler.update_from_output = kept
-
-    def do(self, op: str, owner: str = "a", **more: Any) -> Any:
-        answer = self.desk.operate({"op": op, "owner": owner, **more})
-        json.dumps(answer.body)
-        return answer
-
-    def declare(self, claim: str, label: str, blocks: int, owner: str = "a", **more: Any) -> Any:
-        body = {"claim_id": claim, "tokens": tokens(label, blocks), **more}
-        return self.do("declare", owner, claim=body)
-
-    def ask(self, request: str, label: str, blocks: int, **extra: Any) -> None:
-        from kvclaims.bridge.vllm import setup
-
-        made = setup.make_request(
-            request, tuple(tokens(label, blocks)), 1, self.driver._hasher, extra_args=extra
-        )
-        self.driver.add(made)
-
-    def run(self) -> None:
-        for _ in range(1000):
-            if not self.scheduler.has_requests():
-                return
-            self.driver.step()
-        raise AssertionError("requests are left over")
-
-    def state(self) -> Any:
-        stats = self.desk.stats()
-        book = self.enforcer.book
-        claims = {c: (x.phase, x.spec, dict(x.cover), x.end) for c, x in book.claims.items()}
-        queue = [b.block_id for b in self.enforcer.pool.free_block_queue.get_all_free_blocks()]
-        return stats, claims, queue, self.serving.recorder.count
+    return ServedPool(usable, SIZE, Settings(**given))
 
 
 def test_a_claim_with_a_request_is_decided_before_its_first_block() -> None:
     shop = Shop()
-    shop.ask("r", "A", 6, kvclaims=json.dumps({"claim_id": "c"}))
+    shop.ask("r", tokens("A", 6), kvclaims=json.dumps({"claim_id": "c"}))
     shop.run()
     told = shop.outputs["r"].kv_transfer_params["kvclaims"]["claim"]
     assert (told["decision"], told["cost_blocks"], told["headroom_blocks"]) == ("accepted", 6, 20)
@@ -101,7 +44,7 @@ def test_a_claim_with_a_request_is_decided_before_its_first_block() -> None:
 
 def test_a_claim_that_is_no_good_leaves_its_request_alone() -> None:
     shop = Shop()
-    shop.ask("r", "A", 6, kvclaims='{"claim_id": "c", "duration": -1}')
+    shop.ask("r", tokens("A", 6), kvclaims='{"claim_id": "c", "duration": -1}')
     shop.run()
     answer = shop.outputs["r"]
     assert str(answer.finish_reason) == "length"
@@ -112,8 +55,8 @@ def test_a_claim_that_is_no_good_leaves_its_request_alone() -> None:
 def test_blame_is_full_for_the_owner_and_opaque_for_others() -> None:
     shop = Shop()
     shop.declare("keep", "A", 15)
-    shop.ask("mine", "B", 10, kvclaims_owner="a")
-    shop.ask("theirs", "C", 10, kvclaims_owner="b")
+    shop.ask("mine", tokens("B", 10), kvclaims_owner="a")
+    shop.ask("theirs", tokens("C", 10), kvclaims_owner="b")
     shop.run()
     mine, theirs = (
         shop.outputs[r].kv_transfer_params["kvclaims"]["blocking_claims"]
@@ -128,8 +71,8 @@ def test_blame_is_full_for_the_owner_and_opaque_for_others() -> None:
 def test_a_verdict_is_found_by_the_id_the_client_knows() -> None:
     shop = Shop()
     shop.declare("keep", "A", 15, duration=90)
-    shop.ask("cmpl-abc-0-12345678", "B", 10)
-    shop.ask("cmpl-zabc-0-12345678", "B", 21)
+    shop.ask("cmpl-abc-0-12345678", tokens("B", 10))
+    shop.ask("cmpl-zabc-0-12345678", tokens("B", 21))
     shop.run()
     found = shop.do("verdict", request="abc").body
     assert (found["outcome"], found["shortfall"], found["retry_after"]) == ("refused", 5, 90)
@@ -142,7 +85,10 @@ def test_quotas_and_the_cap_hold_at_every_step() -> None:
     shop = Shop(quotas={"a": 8}, default_quota=6, hard_share=0.6)
     assert shop.declare("one", "A", 8).status == 201
     refused = shop.declare("two", "B", 1)
-    assert (refused.status, refused.body["reason"]) == (409, "exceeds the owner's quota of 8 blocks")
+    assert (refused.status, refused.body["reason"]) == (
+        409,
+        "exceeds the owner's quota of 8 blocks",
+    )
     assert shop.declare("soft", "B", 1, protection="soft_priority").status == 201
     clipped = shop.declare("three", "C", 6, owner="b", min_blocks=1)
     assert clipped.body["granted_blocks"] == 4  # 12 blocks for all, 8 of them taken
@@ -193,7 +139,7 @@ def test_an_ended_claim_returns_only_with_a_higher_generation() -> None:
 def test_ended_requests_and_claims_are_forgotten() -> None:
     shop = Shop(remember=3)
     for i in range(40):
-        shop.ask(f"r{i}", "ABCD"[i % 4], 3, kvclaims=json.dumps({"claim_id": f"c{i}"}))
+        shop.ask(f"r{i}", tokens("ABCD"[i % 4], 3), kvclaims=json.dumps({"claim_id": f"c{i}"}))
         shop.run()
         shop.do("release", owner="anonymous", claim_id=f"c{i}")
     assert shop.enforcer.requests.records == {}
@@ -209,11 +155,18 @@ def test_the_trace_is_written_and_closed(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     shop = Shop(trace=str(path))
     shop.declare("keep", "A", 15)
-    shop.ask("r", "B", 10)
+    shop.ask("r", tokens("B", 10))
     shop.run()
     shop.scheduler.shutdown()
     report = audit([path])
     assert report.verdict is Verdict.HOLDS, report
+
+
+def state(shop: Any) -> Any:
+    book = shop.enforcer.book
+    claims = {c: (x.phase, x.spec, dict(x.cover), x.end) for c, x in book.claims.items()}
+    queue = [b.block_id for b in shop.enforcer.pool.free_block_queue.get_all_free_blocks()]
+    return shop.desk.stats(), claims, queue, shop.serving.recorder.count
 
 
 JSON = st.recursive(
@@ -235,21 +188,25 @@ GOOD: dict[str, Any] = {"claim_id": "good", "tokens": tokens("G", 3)}
 )
 def test_whatever_is_refused_has_changed_nothing(op: str, spoiled: Any, who: str) -> None:
     shop = _shared_shop()
-    before = shop.state()
+    before = state(shop)
     answer = shop.do(
-        op, who, claim={**GOOD, **spoiled}, claim_id=spoiled.get("claim_id", "held"), renewal=spoiled
+        op,
+        who,
+        claim={**GOOD, **spoiled},
+        claim_id=spoiled.get("claim_id", "held"),
+        renewal=spoiled,
     )
     if answer.status >= 400 and "error" in answer.body:
         assert len(str(answer.body["error"]).splitlines()) == 1
-        assert shop.state() == before
+        assert state(shop) == before
     elif op in ("declare", "release", "demote"):
         _shops.clear()  # it did something: the next example starts afresh
 
 
-_shops: list[Shop] = []
+_shops: list[Any] = []
 
 
-def _shared_shop() -> Shop:
+def _shared_shop() -> Any:
     if not _shops:
         shop = Shop()
         shop.declare("held", "H", 4, duration=100)

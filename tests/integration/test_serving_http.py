@@ -75,9 +75,7 @@ def test_a_request_that_claims_block_gets_503_and_what_to_do(
     assert served.complete(world.prompt(3, 20)).status_code == 200  # what fits is served
 
 
-def test_a_stream_is_refused_before_it_begins(
-    served: Any, world: Any, as_a: ClaimsClient
-) -> None:
+def test_a_stream_is_refused_before_it_begins(served: Any, world: Any, as_a: ClaimsClient) -> None:
     as_a.declare("a3", world.prompt(2, 60))
     answer = served.complete(world.prompt(3, 70), stream=True)
     assert answer.status_code == 503, answer.text

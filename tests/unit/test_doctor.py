@@ -45,3 +45,21 @@ def test_a_missing_solver_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.lacks_needed
     assert report.verdict is Verdict.UNKNOWN
     assert any("(install: pip install z3-solver)" in line for line in report.lines())
+
+
+def test_what_is_optional_says_what_it_is_for_and_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gone(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    assert {*physician.OPTIONAL, *physician.PROGRAMS} <= set(found())
+    monkeypatch.setattr(physician, "version", gone)
+    monkeypatch.setattr(physician.shutil, "which", lambda _: None)
+    lines = list(doctor().lines())
+    assert any(
+        "not on the path: tests of report.html in a browser (install: apt-get install chromium)"
+        in line
+        for line in lines
+    )
+    assert any(line.endswith("(install: pip install cvc5)") for line in lines)

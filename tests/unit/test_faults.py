@@ -164,3 +164,20 @@ def test_malformed_files(tmp_path: Path, text: str, message: str) -> None:
     path.write_text(text)
     with pytest.raises(BadOperation, match=message.replace("[", r"\[")):
         read_faults(path)
+
+
+def test_a_fault_is_planted_in_the_words_of_the_version_at_hand() -> None:
+    gone = (edit("FreeQueue.remove", "self.counter -= 1", "pass"),)
+    here = (edit("FreeQueue.remove", "self.count -= 1", "self.count -= 2"),)
+    queue = FreeQueue([1, 2])
+    with planted(Fault("test", "B1", "", gone, budget=1, alternatives=(here,)), REFERENCE):
+        queue.remove(1)
+    assert queue.count == 0
+
+
+def test_where_no_words_apply_the_error_is_that_of_the_first() -> None:
+    gone = (edit("FreeQueue.remove", "self.counter -= 1", "pass"),)
+    other = (edit("FreeQueue.gone", "x", "y"),)
+    wrong = Fault("test", "B1", "", gone, budget=1, alternatives=(other,))
+    with pytest.raises(FaultError, match="has the fragment 0 times"), planted(wrong, REFERENCE):
+        pass

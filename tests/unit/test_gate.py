@@ -253,3 +253,114 @@ def test_reports_put_together() -> None:
     assert "depth" not in told
     assert [part["depth"] for part in told["instances"]] == [3, 3]
     assert list(both.lines()) == ["1 states", "2 states"]
+
+
+PLACES = [
+    {"file": "vllm/v1/core/block_pool.py", "line": 712, "function": "BlockPool.free_blocks"},
+    {"file": "vllm/v1/core/sched/scheduler.py", "line": 40, "function": "Scheduler.schedule"},
+]
+
+
+def located(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM breaks a rule, and running that again tells the lines."""
+    found = {**ANSWERS["fuzz"], "verdict": "VIOLATED", "violations": [VIOLATION]}
+    answers.set("fuzz", "vllm", 1, found)
+    again = {"verdict": "VIOLATED", "violations": [{**VIOLATION, "places": PLACES}]}
+    monkeypatch.setitem(ANSWERS, "replay", again)
+
+
+def test_a_violation_is_shown_at_the_line_of_the_engine(
+    tmp_path: Path, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    located(answers, monkeypatch)
+    run(tmp_path)
+    (result,) = json.loads((tmp_path / "results.sarif").read_text())["runs"][0]["results"]
+    where = result["locations"][0]["physicalLocation"]
+    assert where["artifactLocation"]["uri"] == "vllm/v1/core/block_pool.py"
+    assert where["region"] == {"startLine": 712}
+    (caller,) = result["relatedLocations"]
+    assert caller["message"]["text"] == "called by Scheduler.schedule"
+    assert result["partialFingerprints"] == {"kvclaims/v1": "F4:BlockPool.free_blocks"}
+    cases = ElementTree.parse(tmp_path / "junit.xml").getroot().iter("testcase")
+    (failed,) = [case for case in cases if case.find("failure") is not None]
+    assert (failed.get("file"), failed.get("line")) == ("vllm/v1/core/block_pool.py", "712")
+
+
+def test_a_violation_without_a_line_is_shown_all_the_same(tmp_path: Path, answers: Answers) -> None:
+    found = {**ANSWERS["fuzz"], "verdict": "VIOLATED", "violations": [VIOLATION]}
+    answers.set("fuzz", "vllm", 1, found)
+    run(tmp_path)
+    (result,) = json.loads((tmp_path / "results.sarif").read_text())["runs"][0]["results"]
+    assert result["locations"][0]["logicalLocations"][0]["fullyQualifiedName"] == "fuzz vllm"
+    cases = ElementTree.parse(tmp_path / "junit.xml").getroot().iter("testcase")
+    assert [c.get("line") for c in cases if c.find("failure") is not None] == [None]
+
+
+def test_known_findings_are_allowed_by_name_and_shown(tmp_path: Path, answers: Answers) -> None:
+    answers.set("fuzz", "vllm", 0, {**ANSWERS["fuzz"], "known": {"never-computed-hit": 3}})
+    report = run(tmp_path)
+    assert report.verdict is Verdict.HOLDS
+    (told,) = [line for line in report.lines() if line.startswith("known finding")]
+    assert told.startswith("known finding never-computed-hit: 3 times, allowed by ")
+    assert told.endswith("findings.toml")
+    assert report.to_json()["known"] == {"never-computed-hit": 3}
+
+
+def test_each_engine_is_fuzzed_with_its_own_findings_or_those_that_are_given(
+    tmp_path: Path, answers: Answers
+) -> None:
+    asked: list[list[str]] = []
+    plain = Answers.__call__
+
+    def note(self: Answers, command: list[str], **options: Any) -> Any:
+        asked.append(command[3:])
+        return plain(self, command, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Answers, "__call__", note)
+        run(tmp_path / "own", "vllm", "reference")
+        mine = tmp_path / "mine.toml"
+        mine.write_text(BASELINE)
+        gate(("reference",), 9.0, 0, tmp_path / "given", lambda _: None, mine)
+    fuzzed = [command for command in asked if command[0] == "fuzz"]
+    given = {
+        command[command.index("--engine") + 1]: command[command.index("--baseline") + 1]
+        for command in fuzzed
+        if "--baseline" in command
+    }
+    assert Path(given["vllm"]).name == "findings.toml"
+    assert given["reference"] == str(mine)
+    assert sum("--baseline" not in command for command in fuzzed) == 1
+
+
+BASELINE = """
+[[finding]]
+name = "mine"
+rule = "B4"
+package = "vllm"
+versions = ">=0.24"
+signature = "x"
+meaning = "x"
+"""
+
+
+def test_a_baseline_that_cannot_be_read_is_an_error_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(BadOperation, match="No such file"):
+        gate((), 9.0, 0, tmp_path, lambda _: None, tmp_path / "none.toml")
+
+
+def test_what_an_engine_cannot_do_and_the_seed_are_told(tmp_path: Path, answers: Answers) -> None:
+    answers.set("fuzz", "vllm", 0, {**ANSWERS["fuzz"], "not_exposed": ["feature drafts"]})
+    lines = list(run(tmp_path).lines())
+    assert "not_exposed by vllm: feature drafts" in lines
+    assert "seed 0" in lines
+
+
+def test_of_an_engine_alone_what_says_nothing_of_it_is_left_out(
+    tmp_path: Path, answers: Answers
+) -> None:
+    report = gate(("vllm",), 9.0, 0, tmp_path, lambda _: None, own=False)
+    assert [part.name for part in report.parts] == [
+        *("litmus vllm", "fuzz vllm", "faults vllm"),
+        "monitor",
+    ]

@@ -38,11 +38,11 @@ MACHINES = {
 """The machines beside claims and pool."""
 
 LARGER: dict[str, tuple[Instance, int, int]] = {
-    "all sorts of jobs and contents": (instances.written(keys=2), 5_500, 55_437),
+    "all sorts of jobs and contents": (instances.written(keys=2), 5_500, 58_937),
     "two blocks and a soft reader": (
         instances.written(blocks=2, soft=(1,)),
         11_412,
-        116_628,
+        130_020,
     ),
     "three tiers": (instances.tiers(tiers=3), 2_074, 17_525),
     "four layers": (instances.elastic(layers=4), 5_056, 29_182),

@@ -35,12 +35,13 @@ OBLIGATIONS = {
     "admission": 169,
     "groups": 684,
     "arbitration": 27,
-    "written": 166,
+    "written": 175,
     "owners": 71,
     "tiers": 267,
     "elastic": 389,
     "trace": 199,
     "blockclaims": 55,
+    "feasible": 88,
 }
 """Each invariant at the start and under every action, each step property under its actions."""
 

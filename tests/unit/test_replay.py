@@ -107,3 +107,19 @@ def test_the_file_of_a_caught_fault_shows_the_same_rule(tmp_path: Path) -> None:
     (caught,) = report.caught
     assert caught.file is not None
     assert replay(caught.file).findings[0].rule == "P2"
+
+
+def test_that_another_version_is_run_is_said(tmp_path: Path) -> None:
+    _, text = command(str(written(tmp_path, version="0.0.1")))
+    assert "it was found on reference 0.0.1" in text
+    _, text = command(str(written(tmp_path, version=REFERENCE.info().version)))
+    assert "it was found on" not in text
+
+
+def test_a_version_that_is_no_text_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BadOperation, match="version must be a text"):
+        replay(written(tmp_path, version=3))
+
+
+def test_the_reference_is_part_of_this_package_and_has_no_line_to_show(tmp_path: Path) -> None:
+    assert replay(written(tmp_path, fault="counter-not-lowered")).places == ()

@@ -192,9 +192,9 @@ def test_names_cannot_break_out_of_the_page(text: str) -> None:
 
 
 def test_a_door_with_other_requests_and_promises_sums_up_too() -> None:
-    door = Door(0, "r", "refused", 9, 7, 3, 2, 4, 3, 1, ("c",), (), 12)
+    door = Door(0, "r", "refused", 9, 7, 1, 3, 2, 3, 3, 1, ("c",), (), 12)
     assert door.sums == [
         "r wants 9 blocks, 2 of them are there: 7 to find",
-        "7 wanted − 4 headroom = 3 missing at this moment",
+        "7 wanted − 1 on the reserve of claims − 3 headroom = 3 missing at this moment",
         "13 with all promises kept − 12 usable = 1 short, even once other requests have finished",
     ]

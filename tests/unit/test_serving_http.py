@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
 import pytest
 
 from kvclaims.bridge.metrics import exposition
@@ -17,6 +16,10 @@ from kvclaims.bridge.serving.settings import Settings
 from kvclaims.bridge.serving.spans import Spans
 from kvclaims.bridge.serving.tally import MOST_LABELS, OTHERS, Tally
 from kvclaims.spec.telemetry import Recorder
+
+httpx = pytest.importorskip(
+    "httpx", reason="httpx is not installed (pip install kvclaims[serving])"
+)
 
 
 def digest(text: str) -> str:

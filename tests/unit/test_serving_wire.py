@@ -46,7 +46,10 @@ def test_all_full_blocks_are_meant_where_nothing_is_said() -> None:
         ({"claim_id": "c", "duration": 0}, "seconds"),
         ({"claim_id": "c", "protection": "very"}, "hard_protected"),
         ({"claim_id": "c", "predicate": {"n": 2, "m": 1}}, "predicate is"),
-        ({"claim_id": "c", "predicate": {"kind": "leading_prefix_at_least", "n": 2, "start": 1}}, "0"),
+        (
+            {"claim_id": "c", "predicate": {"kind": "leading_prefix_at_least", "n": 2, "start": 1}},
+            "0",
+        ),
     ],
 )
 def test_each_bad_field_is_named(raw: Any, message: str) -> None:
@@ -66,7 +69,9 @@ def test_a_predicate_stays_within_its_content() -> None:
         order.spec("o/c", "o", 4)
 
 
-@pytest.mark.parametrize("text", ['{"a": NaN}', "[Infinity]", "{", "[" * 100_000, "1" * 5000, "\xff"])
+@pytest.mark.parametrize(
+    "text", ['{"a": NaN}', "[Infinity]", "{", "[" * 100_000, "1" * 5000, "\xff"]
+)
 def test_what_is_not_json_is_said_to_be_none(text: str) -> None:
     with pytest.raises(BadClaim, match="not JSON"):
         read_json(text)

@@ -1,0 +1,98 @@
+"""The engine `sglang`, as its entry point names it; nothing of SGLang is imported before `open`."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvclaims.checker.engines import first_line
+from kvclaims.spec.interface import EngineInfo, EngineMissing, Feature, PoolConfig, Runtime
+
+INSTALL: Final = (
+    "pip install --no-deps -r requirements/sglang.txt (best --target DIR, and set "
+    "KVCLAIMS_SGLANG_PATH=DIR)"
+)
+
+PATH_VARIABLE: Final = "KVCLAIMS_SGLANG_PATH"
+"""Environment: folders, apart by the path separator, in which SGLang and what it needs lie."""
+
+SPOKEN: Final = "0.5.2"
+"""The version whose interface this adapter speaks; others are refused where theirs differs."""
+
+_TAKES: Final = ("req_to_token_pool", "token_to_kv_pool_allocator", "page_size")
+
+
+@dataclass(frozen=True)
+class RadixEngine:
+    """SGLang's `RadixCache`, `TokenToKVPoolAllocator`, `ReqToTokenPool` and KV buffer.
+
+    Its block is one token: with pages of one token the allocator is plain torch, with larger
+    ones it runs kernels for a GPU.
+    """
+
+    name: str = "sglang"
+    block_size: int = 1
+    package: str = "sglang"
+    faults: Path = Path(__file__).parent / "faults.toml"
+    features: frozenset[Feature] = frozenset({Feature.FINGERPRINTS})
+    follows_reference: bool = False
+    """It drops whole leaves of its tree and makes decoded tokens visible at the end only, so the
+    reference beside it would show something else, and both be right."""
+
+    def info(self) -> EngineInfo:
+        """Raises `EngineMissing` where SGLang or torch cannot be imported."""
+        _use_path()
+        spec = importlib.util.find_spec("sglang")
+        if spec is None or not spec.submodule_search_locations:
+            raise EngineMissing(f"SGLang cannot be imported here. Install it: {INSTALL}")
+        if importlib.util.find_spec("torch") is None:
+            raise EngineMissing("torch cannot be imported here; SGLang's pools need it: make setup")
+        folder = Path(next(iter(spec.submodule_search_locations)))
+        return EngineInfo(self.name, _version(folder), str(folder))
+
+    def open(self, config: PoolConfig, run_id: str) -> Runtime:
+        info = self.info()
+        try:
+            from kvclaims.bridge.sglang.runtime import RadixRuntime
+
+            _check_interface(info)
+        except (ImportError, AttributeError, SyntaxError, OSError) as error:
+            message = f"SGLang at {info.path} cannot be imported: {first_line(error)}. {INSTALL}"
+            raise EngineMissing(message) from error
+        return RadixRuntime(self.name, config, run_id)
+
+
+def _use_path() -> None:
+    """Look in the folders of `PATH_VARIABLE` too, after all others."""
+    for folder in filter(None, os.environ.get(PATH_VARIABLE, "").split(os.pathsep)):
+        if folder not in sys.path:
+            sys.path.append(folder)
+
+
+def _check_interface(info: EngineInfo) -> None:
+    from sglang.srt.mem_cache.radix_cache import RadixCache
+
+    takes = inspect.signature(RadixCache.__init__).parameters
+    if lacking := [name for name in _TAKES if name not in takes]:
+        raise EngineMissing(
+            f"SGLang {info.version} at {info.path} has another radix cache than {SPOKEN} (it takes "
+            f"no {', '.join(lacking)}). Install {SPOKEN}: {INSTALL}"
+        )
+
+
+def _version(folder: Path) -> str:
+    """The version that the package itself states."""
+    stated = folder / "version.py"
+    if stated.is_file():
+        for line in stated.read_text(encoding="utf-8").splitlines():
+            if line.startswith("__version__ ="):
+                return line.partition("=")[2].strip().strip("'\"")
+    return "unknown"
+
+
+ENGINE: Final = RadixEngine()

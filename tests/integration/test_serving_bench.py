@@ -1,0 +1,53 @@
+"""The benchmarks of serving, short: the paper's figures, a soak, and a soak that must fail."""
+
+from __future__ import annotations
+
+import pytest
+from vllm_world import NEEDS_VLLM
+
+pytestmark = NEEDS_VLLM
+
+
+def test_the_papers_figures_are_ours() -> None:
+    from kvclaims.bridge.vllm.serving_bench import paper
+
+    figures = paper("vllm")
+    assert len(figures) == 38
+    assert [figure for figure in figures if figure.paper != figure.ours] == []
+    live = {figure.quantity: figure.ours for figure in figures if figure.run == "live"}
+    assert (live["deferrals"], live["shortfall"], live["free blocks"]) == (1, 19, 27)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_soak_ends_with_everything_given_back(seed: int) -> None:
+    from kvclaims.bridge.vllm.serving_bench import soak
+
+    report = soak("vllm", 240, seed, lambda _: None, per_life=120)
+    assert report.problems == []
+    assert (report.requests, report.restarts) == (240, 1)
+    assert sum(report.outcomes.values()) == 240
+    assert {"served", "refused", "aborted"} <= set(report.outcomes)
+
+
+def test_a_claim_layer_that_keeps_its_pins_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvclaims.bridge.vllm.claims import ClaimBook
+    from kvclaims.bridge.vllm.serving_bench import soak
+
+    monkeypatch.setattr(ClaimBook, "_drop_pins", lambda *_: None)
+    report = soak("vllm", 240, 0, lambda _: None)
+    assert any("are free at the end (B7)" in found for found in report.problems), report.problems
+
+
+def test_requests_that_are_not_forgotten_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvclaims.bridge.vllm.requests import RequestLog
+    from kvclaims.bridge.vllm.serving_bench import soak
+
+    arrived = RequestLog.arrived
+
+    def doubled(self: RequestLog, record: object, blocks: int) -> None:
+        arrived(self, record, blocks)  # type: ignore[arg-type]
+        self.records[f"{len(self.records)} more"] = record  # type: ignore[assignment]
+
+    monkeypatch.setattr(RequestLog, "arrived", doubled)
+    report = soak("vllm", 60, 0, lambda _: None)
+    assert any("remembered at the end" in found for found in report.problems), report.problems
