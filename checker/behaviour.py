@@ -170,8 +170,8 @@ class Behaviour:
         args = {**step.args, "x": loss, "e": loss}
         for claim in self._take(self._move(name), args, _show(step)):
             self._told_harmed.pop(claim, None)
-        for claim in self.shadow.index[speaks, 0].pop(loss, ()):
-            self.shadow.set(speaks, claim, False)
+        for place in self.shadow.index[speaks, 0].pop(loss, ()):
+            self.shadow.set(speaks, place, False)
 
     def _of(self, event: Event) -> dict[str, Any]:
         """The event as the trace machine has it; the clock shows its time."""

@@ -130,13 +130,18 @@ def groups(
     prompts: int = 1,
 ) -> Instance:
     """A group for each entry of `sizes`, in tokens a block; its window in tokens, 0 for full
-    attention.  There are `prompts` of `tokens` that share nothing, given to the requests in turn;
-    a claim for each entry of `hard` speaks, of a prompt in turn, of the blocks of all groups that
-    a hit of the whole prompt needs."""
-    ends = [(g, end) for g, size in enumerate(sizes) for end in range(size, tokens + 1, size)]
-    keys = [(g, end) for _ in range(prompts) for g, end in ends]
-    prompt = [i // len(ends) for i in range(len(keys))]
-    read = [not windows[g] or end + windows[g] > tokens for g, end in keys]
+    attention.  There are `prompts` that share nothing, the first of `tokens` and each other one
+    token shorter, but never empty; they are given to the requests in turn.  A claim for each
+    entry of `hard` speaks, of a prompt in turn, of the blocks of all groups that a hit of the
+    whole prompt needs."""
+    lengths = [max(1, tokens - p) for p in range(prompts)]
+    keys = [
+        (p, g, end)
+        for p, length in enumerate(lengths)
+        for g, size in enumerate(sizes)
+        for end in range(size, length + 1, size)
+    ]
+    read = [not windows[g] or end + windows[g] > lengths[p] for p, g, end in keys]
     return Instance(
         GROUPS,
         {
@@ -152,14 +157,18 @@ def groups(
             "size": {(g,): size for g, size in enumerate(sizes)},
             "window": {(g,): window for g, window in enumerate(windows)},
             "of": {
-                (i, g): int(g == own) for i, (own, _) in enumerate(keys) for g in range(len(sizes))
+                (i, g): int(g == own)
+                for i, (_, own, _) in enumerate(keys)
+                for g in range(len(sizes))
             },
-            "upto": {(i,): end for i, (_, end) in enumerate(keys)},
+            "upto": {(i,): end for i, (_, _, end) in enumerate(keys)},
             "wants": {
-                (r, i): int(p == r % prompts) for r in range(requests) for i, p in enumerate(prompt)
+                (r, i): int(p == r % prompts)
+                for r in range(requests)
+                for i, (p, _, _) in enumerate(keys)
             },
             "speaks": {
-                (c, i): int(needed and prompt[i] == c % prompts)
+                (c, i): int(needed and keys[i][0] == c % prompts)
                 for c in range(len(hard))
                 for i, needed in enumerate(read)
             },
@@ -224,9 +233,7 @@ def arbitration(
 
 def feasible(usable: int = 3) -> Instance:
     """Needs range up to one block more than the pool has."""
-    return Instance(
-        FEASIBLE, {}, numbers=range(usable + 2), rigid={"usable": {(): usable}}
-    )
+    return Instance(FEASIBLE, {}, numbers=range(usable + 2), rigid={"usable": {(): usable}})
 
 
 def written(
@@ -326,6 +333,19 @@ PINNED: Final[dict[str, Callable[[], Instance]]] = {
     "groups/soft": lambda: groups(blocks=2, sizes=(1, 1), tokens=1, hard=(0,)),
     "groups/requests": lambda: groups(blocks=2, sizes=(1,), windows=(0,), tokens=1, requests=2),
     "groups/two-claims": lambda: groups(blocks=1, sizes=(1,), windows=(0,), tokens=1, hard=(1, 1)),
+    "groups/prompts": lambda: groups(
+        blocks=2, sizes=(1,), windows=(0,), tokens=1, requests=2, prompts=2
+    ),
+    "groups/lengths": lambda: groups(blocks=2, sizes=(1,), windows=(0,), prompts=2),
+    "groups/foreign": lambda: groups(
+        blocks=2, sizes=(1,), windows=(0,), tokens=1, hard=(1,), prompts=2
+    ),
+    "groups/mixed": lambda: groups(
+        blocks=1, sizes=(1,), windows=(0,), tokens=1, hard=(1, 0), prompts=2
+    ),
+    "groups/shared": lambda: groups(
+        blocks=2, sizes=(1,), windows=(0,), tokens=1, hard=(1, 1), prompts=2
+    ),
     "arbitration": arbitration,
     "arbitration/holds": lambda: arbitration(
         usable=3, need=2, holds=1, covers=(1, 1), shared=1, loans=(2, 1)
@@ -354,6 +374,7 @@ PINNED: Final[dict[str, Callable[[], Instance]]] = {
     "trace/foreign": lambda: trace(events=2, foreign=1),
 }
 """The instances that every run covers; together they fire every action of every machine."""
+
 
 def _seen_as(refinement: Refinement, name: str) -> Instance:
     """A pinned instance, explored for what a refinement asks of each step."""

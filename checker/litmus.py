@@ -423,7 +423,7 @@ class _Run:
         if surplus:
             for name in sorted(_BY_THE_BLOCK & self.case.expect.keys()):
                 self.observed[name] = NOT_EXPOSED
-                self.not_exposed.append(f"{name}: {surplus} blocks went with the leaf they stood in")
+                self.not_exposed.append(f"{name}: {surplus} blocks went with their leaf")
 
     def _compare(self, fold: Fold) -> Iterator[Violation]:
         """Folding the trace yields the runtime's state and every outcome (T2)."""

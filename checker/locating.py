@@ -7,13 +7,14 @@ allocator, with the engine's frames above it.
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from kvclaims.checker.supervise import Crash, Program, Supervisor, open_supervised, oracle_for
 from kvclaims.checker.verdicts import Violation
@@ -40,6 +41,8 @@ class _Entry:
 
     function: Place
     callers: tuple[Place, ...]
+    blocks: frozenset[int]
+    """The blocks among its arguments."""
 
 
 def locate(engine: Engine, program: Program, finding: Violation) -> tuple[Place, ...]:
@@ -106,9 +109,19 @@ def _profile(entries: list[_Entry], root: Path) -> Callable[[FrameType, str, Any
             return
         callers = tuple(_callers(frame.f_back, root))
         if callers:
-            entries.append(_Entry(function, callers))
+            entries.append(_Entry(function, callers, frozenset(_blocks(frame))))
 
     return note
+
+
+def _blocks(frame: FrameType) -> Iterator[int]:
+    """The ids of the blocks that a call is given; what is read only once is left alone."""
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    for value in (frame.f_locals.get(name) for name in names):
+        for item in value if isinstance(value, list | tuple) else (value,):
+            number = getattr(item, "block_id", None)
+            if type(number) is int:
+                yield number
 
 
 def _callers(frame: FrameType | None, root: Path) -> Iterator[Place]:
@@ -131,17 +144,38 @@ def _place(file: str, line: int, function: str, root: Path) -> Place | None:
     return Place(file.removeprefix(f"{root.parent}/"), line, function)
 
 
+_OWNED: Final = ("take", "draw", "share", "drop", "give_back")
+"""Allocator steps that change who refers to a block, and whether it is queued."""
+
+
 def _breaking(
     entries: list[_Entry],
     marks: list[tuple[str, int]],
     finding: Violation,
     calls: Mapping[str, str],
 ) -> tuple[Place, ...]:
-    """The entry behind the step that was found wrong; without a step, the last of the operation."""
+    """The entry behind what was found wrong: before the step it was seen at, the last that could
+    do it, if possible to the block that is named; without a step, the last of the operation."""
     action = finding.step.partition("(")[0]
     counts = [count for name, count in marks if name == action] or [c for _, c in marks]
     before = entries[: counts[0] if action and counts else (counts or [len(entries)])[-1]]
-    wanted = calls.get(action)
-    named = [e for e in before if wanted and e.function.function.endswith(f".{wanted}")]
-    chosen = (named or before or entries)[-1:]
+    able = [entry for entry in before if _name(entry) in _able(finding, action, calls)]
+    block = re.search(r"\bblock (\d+)", finding.message)
+    at_block = [entry for entry in able if block and int(block[1]) in entry.blocks]
+    chosen = (at_block or able or before or entries)[-1:]
     return tuple(place for entry in chosen for place in entry.callers)
+
+
+def _able(finding: Violation, action: str, calls: Mapping[str, str]) -> set[str]:
+    """The engine's functions that can have done what was found wrong.
+
+    What the monitor compares is read after the outermost call, and told at its last step: so
+    references and the queue are changed by a step that moves blocks, not by that one.
+    """
+    if finding.message.startswith(("ref of ", "queued of ", "the free counter")):
+        return {calls[name] for name in _OWNED if name in calls}
+    return {calls[action]} if action in calls else set()
+
+
+def _name(entry: _Entry) -> str:
+    return entry.function.function.rpartition(".")[2]

@@ -347,13 +347,14 @@ class _Ghosts:
         if side == BEFORE or side.name == "initially" or self._moves_only_at_points(ghost, side):
             return
         before = self._value(ghost, places, BEFORE)
-        for kind, less in (("grows", lambda a, b: a < b), ("falls", lambda a, b: a > b)):
+        domain = tuple(v.sort for v in ghost.free)
+        for kind, sign in (("grows", 1), ("falls", -1)):
             name = f"{kind}{ghost.number}_{side.label}"
-            domain = tuple(v.sort for v in ghost.free)
             witness = self.logic.declare(name, domain, ghost.var.sort)(*places)
             here = {**env, ghost.var: witness}
             old, now = (self.logic.term(ghost.body, here, s) for s in (BEFORE, side))
-            yield _forall(places, z3.Or(z3.Not(less(before, value)), less(old, now)))
+            moved = sign * (now - old) > 0
+            yield _forall(places, z3.Or(sign * (value - before) <= 0, moved))
 
 
 def totals(machine: Machine) -> Iterator[Bind]:

@@ -200,7 +200,7 @@ _used: Final = pool.in_use(b)
 _safe: Final = pool.protected(b)
 _safe_with_others: Final = some(_e, both(ne(_e, c), pool.pinned_by(_e, b), responsible(_e)))
 _freed: Final = eq(ref(b), 1)
-_from_queue: Final = pool.hard(c) & pool.queued(b)
+_from_queue: Final = claims.hard(c) & pool.queued(b)
 _fits_alone: Final = pool.n <= pool.reclaimable
 
 _last_user: Final = both(pool.held(r, b), ~_used_by_others, ~_safe)
@@ -256,8 +256,8 @@ POOL_FEASIBLE: Final = Refinement(
         "cover": (
             Step("draw", when=_from_queue),
             Step("forgive", {"n": _one}, when=pool.pays & ~_from_queue),
-            Step("stay", when=both(pool.hard(c), ~pool.queued(b), ~_used, ~_safe)),
-            Step("protect", when=pool.hard(c) & ~_safe),
+            Step("stay", when=both(claims.hard(c), ~pool.queued(b), ~_used, ~_safe)),
+            Step("protect", when=claims.hard(c) & ~_safe),
         ),
         "uncover": (Step("arrive", when=_freed),),
         "forsake": (

@@ -792,7 +792,7 @@ PROPERTIES: Final = (
             c,
             both(
                 iff(in_pool(c, Phase.MATERIALIZED), WRITTEN(written.materialized(c))),
-                owed(c) >> every(b, _covers(c, b) >> WRITTEN(written.covers(c, b))),
+                owed(c) >> every(b, _covers(c, b) >> WRITTEN(pool.covers(c, b))),
             ),
         ),
         "The claims that are called materialized are the same, and so are the blocks they cover.",

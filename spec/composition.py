@@ -45,7 +45,7 @@ from kvclaims.spec.language import (
     told_before,
 )
 
-AT_REST: Final = "at rest"
+AT_REST: Final = "rest"
 """A step that changes nothing."""
 
 

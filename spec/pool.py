@@ -861,8 +861,7 @@ COROLLARIES: Final = (
         "what is referred to is not queued",
         every(
             b,
-            queued(b)
-            >> both(eq(ref(b), 0), every(r, ~held(r, b)), every(c, ~pinned_by(c, b))),
+            queued(b) >> both(eq(ref(b), 0), every(r, ~held(r, b)), every(c, ~pinned_by(c, b))),
         ),
         "A block in the queue is held by no request and pinned by no claim.",
     ),

@@ -175,7 +175,7 @@ class Refinement:
         for number, step in enumerate(steps):
             params = {p.name: p for p in self.abstract.action(step.action).params}
             for name, arg in step.args.items():
-                if params[name].sort == NAT and isinstance(arg, Term) and arg.sort != NAT:
+                if params[name].sort == NAT and arg.sort != NAT:
                     if step.each is not None:
                         raise MachineError(f"{self.name}: a number for each of a sort")
                     yield Property(

@@ -37,6 +37,13 @@ from kvclaims.spec.vocabulary import Decision, Outcome, Phase, Protection
 ANONYMOUS: Final = "anonymous"
 """The owner of a claim that names none."""
 
+OWNER: Final = "kvclaims_owner"
+"""Key in a request's `extra_args` (`vllm_xargs`): who asks, so that a refusal names the asker's own
+claims (Q3)."""
+
+VOUCHER: Final = "kvclaims_voucher"
+"""Key there: that the owner's API key was seen (`Settings.voucher`)."""
+
 _KEPT_REFUSALS: Final = 4096
 _MOST_LISTED: Final = 1000
 
@@ -99,6 +106,17 @@ class Desk:
 
     # -- claims that come with requests ----------------------------------------------------------
 
+    def owner_of(self, extra: Mapping[str, Any]) -> str:
+        """Who made a request with these extra arguments.  Where owners have keys, a request that
+        came past the check of keys has nobody's name."""
+        owner = str(extra.get(OWNER, ANONYMOUS))
+        if not self.settings.owners:
+            return owner
+        voucher = self.settings.voucher(owner)
+        given = str(extra.get(VOUCHER, ""))
+        known = voucher and secrets.compare_digest(given.encode(), voucher.encode())
+        return owner if known else ANONYMOUS
+
     @property
     def has_answers(self) -> bool:
         return bool(self._answers)
@@ -120,6 +138,8 @@ class Desk:
             if not tokens:
                 raise BadClaim("the prompt has no token ids that a claim could speak of")
             order = replace(order, tokens=tokens, salt=salt, adapter=adapter)
+            if self.settings.owners and order.owner not in (None, owner):
+                raise BadClaim("the claim's owner did not make the request", 403)
             told = self._declare(order, order.owner or read_name("owner", owner))
         except (BadClaim, BadOperation) as error:
             told = {"decision": "rejected", "error": str(error)}

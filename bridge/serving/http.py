@@ -12,18 +12,20 @@ before vLLM's own authentication, so its routes check the same API keys themselv
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 import secrets
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import parse_qs
 
 from kvclaims.bridge.metrics import exposition
-from kvclaims.bridge.serving.desk import ANONYMOUS, Answer
+from kvclaims.bridge.serving.desk import ANONYMOUS, OWNER, VOUCHER, Answer
 from kvclaims.bridge.serving.settings import BadSettings, Settings, read_settings
 from kvclaims.bridge.serving.wire import BadClaim, parse_order, read_json, read_name
 
@@ -42,8 +44,10 @@ GENERATING: Final = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 OPERATOR_TOKEN: Final = "KVCLAIMS_OPERATOR_TOKEN"
 """Environment: the operator's token, where the settings do not have its digest."""
 
+_PATIENCE: Final = 5.0
+"""Seconds that `/metrics` waits for the engine."""
+
 _CLAIM: Final = "kvclaims"
-_OWNER: Final = "kvclaims_owner"
 _HELD_BACK: Final = {"/v1/chat/completions": 2}
 """Chunks of a stream that say nothing yet: a chat begins with the role, whatever comes next."""
 
@@ -108,6 +112,10 @@ class Claims:
         message = {"op": op, "owner": asker.owner, "operator": asker.operator, **more}
         status, body = json.loads(await call(json.dumps(message)))
         return Answer(status, body)
+
+    def _dead(self, scope: Scope) -> bool:
+        """Whether vLLM knows that its engine is gone."""
+        return self._call is None and bool(scope["app"].state.engine_client.errored)
 
     # -- who asks --------------------------------------------------------------------------------
 
@@ -202,7 +210,7 @@ class Claims:
         scope = {**scope, "headers": _replaced(scope["headers"], body, request_id)}
         relay = Relay(send, held=_HELD_BACK.get(path, 1))
         await self.app(scope, _replay(body, receive), relay.send)
-        if relay.failed:
+        if relay.failed and not self._dead(scope):
             answer = await self.ask(scope, "verdict", asker, request=request_id)
             if answer.status == 200:
                 await _refuse(send, answer.body)
@@ -222,8 +230,12 @@ class Claims:
         claim = extra.get(_CLAIM)
         if claim is not None:
             await self._check(scope, asker, request, claim)
-        extra[_OWNER] = asker.owner if asker.proven else extra.get(_OWNER, asker.owner)
-        read_name("owner", extra[_OWNER])
+        owner = asker.owner if asker.proven else extra.get(OWNER, asker.owner)
+        if asker.operator and claim is not None:
+            owner = parse_order(read_json(claim), prefix=False).owner or owner
+        extra[OWNER] = read_name("owner", owner)
+        if (asker.proven or asker.operator) and (voucher := self.settings(scope).voucher(owner)):
+            extra[VOUCHER] = voucher
         request["vllm_xargs"] = extra
         return json.dumps(request).encode()
 
@@ -249,8 +261,12 @@ class Claims:
             for name, value in scope["headers"]
             if name.lower() not in (b"accept", b"accept-encoding")
         ]
-        answer = await self.ask(scope, "stats", Asker(ANONYMOUS, True, False))
-        page = exposition(answer.body) if answer.status == 200 else b""
+        page = b"# kvclaims: the engine does not answer\n"
+        with suppress(TimeoutError):  # vLLM's own page is the more needed then
+            if not self._dead(scope):
+                asking = self.ask(scope, "stats", Asker(ANONYMOUS, True, False))
+                answer = await asyncio.wait_for(asking, _PATIENCE)
+                page = exposition(answer.body) if answer.status == 200 else b""
 
         async def append(message: Message) -> None:
             if message["type"] == "http.response.start":

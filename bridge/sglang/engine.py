@@ -6,6 +6,8 @@ import importlib.util
 import inspect
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -46,8 +48,8 @@ class RadixEngine:
 
     def info(self) -> EngineInfo:
         """Raises `EngineMissing` where SGLang or torch cannot be imported."""
-        _use_path()
-        spec = importlib.util.find_spec("sglang")
+        with _looking_in_path():
+            spec = importlib.util.find_spec("sglang")
         if spec is None or not spec.submodule_search_locations:
             raise EngineMissing(f"SGLang cannot be imported here. Install it: {INSTALL}")
         if importlib.util.find_spec("torch") is None:
@@ -58,20 +60,24 @@ class RadixEngine:
     def open(self, config: PoolConfig, run_id: str) -> Runtime:
         info = self.info()
         try:
-            from kvclaims.bridge.sglang.runtime import RadixRuntime
-
-            _check_interface(info)
+            with _looking_in_path():
+                _check_interface(info)
+                from kvclaims.bridge.sglang.runtime import RadixRuntime
         except (ImportError, AttributeError, SyntaxError, OSError) as error:
             message = f"SGLang at {info.path} cannot be imported: {first_line(error)}. {INSTALL}"
             raise EngineMissing(message) from error
         return RadixRuntime(self.name, config, run_id)
 
 
-def _use_path() -> None:
-    """Look in the folders of `PATH_VARIABLE` too, after all others."""
-    for folder in filter(None, os.environ.get(PATH_VARIABLE, "").split(os.pathsep)):
-        if folder not in sys.path:
-            sys.path.append(folder)
+@contextmanager
+def _looking_in_path() -> Iterator[None]:
+    """Meanwhile the folders of `PATH_VARIABLE` are looked in too, after all others."""
+    before = list(sys.path)
+    sys.path += filter(None, os.environ.get(PATH_VARIABLE, "").split(os.pathsep))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def _check_interface(info: EngineInfo) -> None:

@@ -17,7 +17,7 @@ def _nothing() -> torch.Tensor:
     return torch.empty((0,), dtype=torch.int64)
 
 
-@dataclass
+@dataclass(eq=False)
 class CachedRequest:
     """The fields of a request that `RadixCache` reads and writes, under SGLang's names."""
 
@@ -29,7 +29,7 @@ class CachedRequest:
     req_pool_idx: int | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """One request.  `written` leading tokens have KV; `length` slots of its row are its own or
     locked for it."""

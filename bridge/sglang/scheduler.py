@@ -134,10 +134,11 @@ class RadixScheduler:
 
     def _append(self, job: Job, slots: Sequence[int], lenders: Mapping[int, str]) -> None:
         """Put new slots into the row of a request, each granted to it or on a claim's reserve."""
-        start, keys = job.length, job.keys
+        start, keys, row = job.length, job.keys, job.request.req_pool_idx
+        assert row is not None, "a request without a row has not been admitted"
         for position, slot in enumerate(slots, start):
             self._residency.take(job.name, slot, keys[position], lenders.get(position))
-        self._pool.write_row(job.request.req_pool_idx, start, slots)
+        self._pool.write_row(row, start, slots)
         job.length += len(slots)
         table = list(self.blocks(job))
         self._log.grew(job.record, table, self._residency.book.lent(table))
@@ -203,7 +204,7 @@ class RadixScheduler:
         """The machine's `n` is what the request lacks of what its guard speaks of."""
         situation, outcome = blocked.situation, job.record.outcome
         if outcome is Outcome.DEFERRED:
-            queued = self._queued(tuple(situation.holds))
+            queued = self._queued(blocked.hits)
             self._tell("defer", r=job.name, n=situation.need + queued - blocked.drawn)
         elif outcome is Outcome.REFUSED:
             beyond = len(situation.holds - blocked.protected) + situation.need - blocked.drawn

@@ -19,7 +19,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
-from kvclaims.bridge.serving.desk import ANONYMOUS, Desk
+from kvclaims.bridge.serving.desk import Desk
 from kvclaims.bridge.vllm.claims import ClaimBook
 from kvclaims.bridge.vllm.names import Names
 from kvclaims.bridge.vllm.observer import PoolObserver, Reactions
@@ -36,9 +36,6 @@ ADMIT_REUSE: Final = "kvclaims_admit_reuse"
 CLAIM: Final = "kvclaims"
 """Key there: a claim on the request's own prompt, as JSON (`kvclaims.bridge.serving.wire`)."""
 
-OWNER: Final = "kvclaims_owner"
-"""Key there: who asks, so that a refusal names the asker's own claims (Q3)."""
-
 VERDICT: Final = "kvclaims"
 """Key in the `kv_transfer_params` of the answer: a refusal, and what became of a claim."""
 
@@ -53,11 +50,6 @@ def admits_reuse(request: Any) -> bool:
 def _extra_args(request: Any) -> dict[str, Any]:
     params = request.sampling_params
     return (params.extra_args if params is not None else None) or {}
-
-
-def _owner(request: Any) -> str:
-    """Who made the request, as far as it says."""
-    return str(_extra_args(request).get(OWNER, ANONYMOUS))
 
 
 class ClaimEnforcer(Reactions):
@@ -273,7 +265,8 @@ class ClaimEnforcer(Reactions):
             tokens = tuple(request.prompt_token_ids or ()) if plain else None
             salt, lora = request.cache_salt or "", request.lora_request
             adapter = "" if lora is None else lora.lora_name
-            self.desk.arrived(request.request_id, claim, tokens, salt, adapter, _owner(request))
+            owner = self.desk.owner_of(_extra_args(request))
+            self.desk.arrived(request.request_id, claim, tokens, salt, adapter, owner)
 
     def _blocks(self, tokens: int) -> int:
         """How many blocks that many tokens take."""
@@ -416,7 +409,8 @@ class ClaimEnforcer(Reactions):
     def _told(self, request: Any, judgement: Judgement) -> dict[str, Any]:
         if self.desk is None:
             return _verdict(judgement)
-        return self.desk.told_refusal(request.request_id, _owner(request))
+        owner = self.desk.owner_of(_extra_args(request))
+        return self.desk.told_refusal(request.request_id, owner)
 
     def _answer_claims(self, desk: Desk, outputs: dict[int, Any]) -> None:
         """Requests that end are told of the claims that they brought."""

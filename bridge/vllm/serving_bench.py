@@ -43,7 +43,12 @@ from kvclaims.spec.pool import REQUEST
 from kvclaims.spec.vocabulary import TERMINAL, Protection, Verdict
 
 OWNERS: Final = ("ann", "bob", "cy")
-_MOST_STEPS: Final = 100_000
+_MOST_STEPS: Final = 3000
+"""Steps without an end in which a pool is taken for stuck."""
+
+
+class LeftOver(RuntimeError):
+    """Requests neither end nor could be told why (B11)."""
 
 
 class ServedPool:
@@ -101,7 +106,7 @@ class ServedPool:
             if not self.scheduler.has_requests():
                 return
             self.step()
-        raise RuntimeError("requests are left over (B11)")
+        raise LeftOver(f"after {_MOST_STEPS:,} steps requests are left over (B11)")
 
     def close(self) -> None:
         self.serving.close()
@@ -371,7 +376,12 @@ class Life:
     def _end(self) -> None:
         """Everything that runs ends, every claim ends, and the pool is looked at."""
         pool, problems = self._pool, self._report.problems
-        pool.run()
+        try:
+            pool.run()
+        except LeftOver as error:
+            problems.append(str(error))
+            pool.close()
+            return
         pool.now += 10_000_000
         pool.desk.tick()
         for claim in list(pool.enforcer.book.claims.values()):
@@ -467,6 +477,7 @@ class PlainEngine:
     """The same engine with vLLM's own scheduler."""
 
     def __init__(self) -> None:
+        setup.quieten(setup.WHOLE)
         from vllm.v1.core.sched.scheduler import Scheduler
 
         from kvclaims.bridge.vllm import whole_engine

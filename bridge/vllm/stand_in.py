@@ -28,6 +28,8 @@ def pytest_configure() -> None:
         class InForce(base):  # type: ignore[misc]
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **kwargs)
+                if self.enforcer is not None:  # a class that inherits from both stand-ins
+                    return
                 groups = len(self.kv_cache_config.kv_cache_groups)
                 made["with claims" if groups == 1 else "with several KV groups"] += 1
                 if groups == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,27 @@ def test_blame_is_full_for_the_owner_and_opaque_for_others() -> None:
     assert theirs == [{"claim": shop.desk.opaque("a/keep"), "blocks": 15}]
     told = shop.desk.operate({"op": "verdict", "operator": True, "request": "x"})
     assert told.status == 404
+
+
+def test_where_owners_have_keys_a_name_alone_is_nobodys() -> None:
+    """A request that came past the check of keys can neither claim nor read in another's name."""
+    keys = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("a", "b")}
+    shop = Shop(owners=keys)
+    shop.declare("keep", "A", 15)
+    voucher = shop.desk.settings.voucher("a")
+    claim = json.dumps({"claim_id": "c", "owner": "a"})
+    shop.ask("posed", tokens("B", 2), kvclaims=claim, kvclaims_owner="a")
+    shop.ask("wrong", tokens("B", 2), kvclaims=claim, kvclaims_owner="b", kvclaims_voucher=voucher)
+    shop.ask("right", tokens("B", 2), kvclaims=claim, kvclaims_owner="a", kvclaims_voucher=voucher)
+    shop.ask("spying", tokens("C", 10), kvclaims_owner="a")
+    shop.run()
+    told = {
+        r: shop.outputs[r].kv_transfer_params["kvclaims"]["claim"]["decision"]
+        for r in ("posed", "wrong", "right")
+    }
+    assert told == {"posed": "rejected", "wrong": "rejected", "right": "accepted"}
+    blamed = shop.outputs["spying"].kv_transfer_params["kvclaims"]["blocking_claims"]
+    assert "owner" not in blamed[0]
 
 
 def test_a_verdict_is_found_by_the_id_the_client_knows() -> None:

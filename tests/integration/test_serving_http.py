@@ -13,7 +13,7 @@ from vllm_world import NEEDS_VLLM
 
 from kvclaims.bridge.serving.client import ClaimError, ClaimsClient, claim_args
 
-pytestmark = NEEDS_VLLM
+pytestmark = [*NEEDS_VLLM, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +86,18 @@ def test_a_stream_is_refused_before_it_begins(served: Any, world: Any, as_a: Cla
     assert "data: [DONE]" in answer.text
 
 
-def test_what_the_pool_cannot_hold_is_413(served: Any, world: Any) -> None:
-    answer = served.complete(world.prompt(4, 79), max_tokens=32)
-    assert answer.status_code in (200, 400)  # vLLM's own limit comes first: 2560 tokens, 80 blocks
+def test_a_claim_beside_the_check_of_keys_is_nobodys(
+    served: Any, world: Any, as_a: ClaimsClient
+) -> None:
+    """vLLM's other routes do not tell whose key they saw: there a name alone claims nothing."""
+    claim = json.dumps({"claim_id": "a4", "owner": "team-a"})
+    body = {
+        "token_ids": world.prompt(4, 2),
+        "sampling_params": {"max_tokens": 1, "extra_args": {"kvclaims": claim}},
+    }
+    answer = served.post("/inference/v1/generate", body, owner="team-b")
+    assert answer.status_code in (200, 404), answer.text  # not every version has the route
+    assert as_a.list() == [c for c in as_a.list() if c["claim_id"] != "a4"]
 
 
 def test_the_operator_sees_all_and_owners_their_own(

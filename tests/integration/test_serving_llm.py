@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from vllm_world import NEEDS_VLLM
 
-pytestmark = NEEDS_VLLM
+pytestmark = [*NEEDS_VLLM, pytest.mark.slow]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

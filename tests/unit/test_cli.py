@@ -44,7 +44,7 @@ def failing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["litmus", "nowhere.toml"], "nowhere.toml: no such file"),
         (
             ["litmus", "--engine", "foo"],
-            "unknown engine 'foo' (known: reference, vllm, vllm-engine)",
+            "unknown engine 'foo' (known: reference, sglang, vllm, vllm-engine)",
         ),
         (
             ["litmus", "--engine-path", "."],
@@ -81,7 +81,7 @@ def failing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (["audit"], "Missing argument 'TRACES...'."),
         (["audit", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
-        (["explore", "nowhere"], "unknown machine 'nowhere' (known: claims, pool, "),
+        (["explore", "nowhere"], "unknown machine 'nowhere' (known: claims, claims/two, "),
         (["explore", "--set", "pool=3"], "--set, --by and --export need a MACHINE"),
         (
             ["explore", "blockclaims", "--set", "pool"],
@@ -106,7 +106,7 @@ def failing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             ["gate", "--engine", "foo"],
-            "unknown engine 'foo' (known: reference, vllm, vllm-engine)",
+            "unknown engine 'foo' (known: reference, sglang, vllm, vllm-engine)",
         ),
         (["replay"], "Missing argument 'FILE'."),
         (["replay", "nowhere.json"], "nowhere.json: No such file or directory"),
@@ -134,7 +134,7 @@ def test_a_truncated_trace_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     text = trace.read_text()
     trace.write_text(text[:-9])
     line = failing(["audit", str(trace)], capsys)
-    assert line.startswith("t.jsonl: line 72: not JSON: ")
+    assert line.startswith("t.jsonl: line 75: not JSON: ")
     assert line.endswith("; the last line is cut short")
 
 
@@ -182,7 +182,8 @@ def test_a_violated_trace_ends_with_exit_code_1(tmp_path: Path) -> None:
     assert run(["audit", str(trace), "--json"], out) == 1
     told = json.loads(out.getvalue())
     assert told["verdict"] == "VIOLATED"
-    assert {violation["rule"] for violation in told["violations"]} == {"F4"}
+    # The blame is wrong (F4), and not what the trace itself adds up to (T2).
+    assert {violation["rule"] for violation in told["violations"]} == {"F4", "T2"}
 
 
 def shell(arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from kvclaims.checker import engines
 from kvclaims.checker.counterexample import read
 from kvclaims.checker.engines import PATH_VARIABLE
 from kvclaims.checker.gate import GateReport, gate
@@ -93,6 +94,7 @@ class Answers:
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     fake = Answers()
     monkeypatch.setattr(subprocess, "run", fake)
+    monkeypatch.setattr(engines, "names", lambda: ("reference", "vllm", "vllm-engine"))
     return fake
 
 

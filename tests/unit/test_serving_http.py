@@ -135,6 +135,7 @@ def test_the_owner_of_the_key_is_put_into_the_request() -> None:
     headers, body = seen[0]
     assert body["vllm_xargs"]["kvclaims_owner"] == "b"
     assert int(headers[b"content-length"]) == len(json.dumps(body))
+    assert body["vllm_xargs"]["kvclaims_voucher"] == SETTINGS.voucher("b")
     assert server.asked[0]["owner"] == "b"
 
 

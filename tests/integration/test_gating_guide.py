@@ -1,0 +1,86 @@
+"""docs/gating-your-fork.md: the change that it shows breaks what it says, as it is printed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvclaims.checker.codemutants import CodeMutant
+from kvclaims.checker.counterexample import described
+from kvclaims.checker.enginemutants import plant
+from kvclaims.checker.engines import ready
+from kvclaims.checker.locating import locate
+from kvclaims.checker.supervise import Program, oracle_for, supervise
+from kvclaims.spec.interface import Engine, EngineMissing, PoolConfig
+from kvclaims.spec.operations import parse
+
+pytestmark = pytest.mark.engine
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "gating-your-fork.md").read_text(encoding="utf-8")
+PATH, FUNCTION = "vllm/v1/core/block_pool.py", "BlockPool.touch"
+
+PROGRAM = Program(
+    PoolConfig(23, 16, 0),
+    tuple(
+        parse(raw)
+        for raw in (
+            {"op": "submit", "request": "r1", "content": [["A", 1]]},
+            {"op": "submit", "request": "r2", "content": [["A", 2]]},
+            {"op": "step"},
+        )
+    ),
+)
+"""The counterexample of the guide."""
+
+
+@pytest.fixture
+def vllm() -> Engine:
+    try:
+        return ready("vllm")[0]
+    except EngineMissing as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def patched(vllm: Engine) -> Iterator[Engine]:
+    """vLLM with the guide's diff applied to the function that it changes."""
+    from vllm.v1.core.block_pool import BlockPool
+
+    code = BlockPool.touch.__code__
+    source = (Path(vllm.info().path).parent / PATH).read_text(encoding="utf-8")
+    old, new = hunk()
+    assert source.count(old) == 1, "the guide's diff does not apply to this vLLM"
+    plant(CodeMutant(PATH, FUNCTION, 0, "", "", "", source.replace(old, new)))
+    yield vllm
+    BlockPool.touch.__code__ = code
+
+
+def hunk() -> tuple[str, str]:
+    """The lines before and after the change, as the guide shows them."""
+    (diff,) = re.findall(r"```diff\n(.*?)```", GUIDE, re.DOTALL)
+    assert f"+++ b/{PATH}\n" in diff
+    lines = diff.partition("@@\n")[2].splitlines(keepends=True)
+    old = "".join(line[1:] for line in lines if line[0] in " -")
+    new = "".join(line[1:] for line in lines if line[0] in " +")
+    return old, new
+
+
+def test_the_guide_prints_what_the_change_breaks(patched: Engine) -> None:
+    finding = supervise(patched, oracle_for(patched), PROGRAM)[0]
+    assert f"  VIOLATED {finding}\n" in GUIDE
+    assert all(f"    {line}\n" in GUIDE for line in described(PROGRAM))
+    assert all(name in GUIDE for name in finding.after)
+
+
+def test_the_guide_names_the_line(patched: Engine) -> None:
+    finding = supervise(patched, oracle_for(patched), PROGRAM)[0]
+    places = locate(patched, PROGRAM, finding)
+    assert f"in {places[0]}\n" in GUIDE
+    assert all(f"called by {place}\n" in GUIDE for place in places[1:])
+
+
+def test_without_the_change_nothing_is_broken(vllm: Engine) -> None:
+    assert supervise(vllm, oracle_for(vllm), PROGRAM) == ()

@@ -1,0 +1,87 @@
+"""vLLM's own scheduler tests, with claims in force on every scheduler that they make."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from vllm_world import NEEDS_VLLM
+
+SDIST = os.environ.get("KVCLAIMS_VLLM_SDIST", "")
+
+pytestmark = [
+    *NEEDS_VLLM,
+    pytest.mark.slow,
+    pytest.mark.skipif(not SDIST, reason="KVCLAIMS_VLLM_SDIST names no vLLM source distribution"),
+]
+
+FILES = (
+    "test_scheduler.py",
+    "test_async_scheduler.py",
+    "test_deferred_block_free.py",
+    "test_prefix_replay.py",
+    "test_swa_inflight_window_free.py",
+    "test_worker_slot_overflow.py",
+)
+
+NO_MODEL = "Invalid repository ID or local directory specified"
+"""What tests say whose model would have to be downloaded."""
+
+OPT = {
+    "architectures": ["OPTForCausalLM"],
+    "model_type": "opt",
+    "hidden_size": 768,
+    "ffn_dim": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 2048,
+    "vocab_size": 50272,
+    "word_embed_proj_dim": 768,
+    "torch_dtype": "float16",
+    "bos_token_id": 2,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+}
+
+
+@pytest.mark.timeout(1800)
+def test_they_pass_with_claims_in_force(tmp_path: Path) -> None:
+    folder = tmp_path / "facebook" / "opt-125m"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(OPT))
+    own = Path(SDIST) / "tests" / "v1" / "core"
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "--noconftest", "-q", "-rf", "--tb=line"),
+            *("-c", os.devnull, f"--rootdir={tmp_path}", "-p", "no:cacheprovider"),
+            *("-p", "kvclaims.bridge.vllm.stand_in"),
+            *(str(own / name) for name in FILES if (own / name).exists()),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([SDIST, os.environ.get("PYTHONPATH", "")]),
+            "VLLM_TARGET_DEVICE": "cpu",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        },
+    )
+    said = ran.stdout[-6000:]
+    found = re.search(r"schedulers: (\d+) with claims", ran.stdout)
+    assert found, said
+    assert int(found[1]) > 100, said
+    passed = re.search(r"(\d+) passed", ran.stdout)
+    assert passed, said
+    assert int(passed[1]) > 150, said
+    failed = re.findall(r"^FAILED .*? - (.*)$", ran.stdout, re.MULTILINE)
+    odd = [reason for reason in failed if not reason.startswith("pydantic_core")]
+    assert odd == [], said
+    assert ran.stdout.count(NO_MODEL) >= len(failed), said
