@@ -14,7 +14,7 @@ PYTEST_ARGS ?= -n auto
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup gate gpu-check detection test lint format clean
+.PHONY: help setup gate gpu-check detection test docs lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -30,8 +30,8 @@ gpu-check: ## what only a GPU can show, in 8 minutes at most (without one: a lin
 
 detection: setup ## what finds faults in vLLM, in docs/detection.md; goes on where it was left
 	@$(BIN)/python tools/detection.py faults $(DETECTION_ARGS)
-	@$(BIN)/python tools/detection.py ours $(DETECTION_ARGS)
 	@$(BIN)/python tools/detection.py reach
+	@$(BIN)/python tools/detection.py ours $(DETECTION_ARGS)
 ifneq ($(TESTS),)
 	@$(BIN)/python tools/detection.py theirs --tests '$(TESTS)' $(DETECTION_ARGS)
 endif
@@ -39,6 +39,10 @@ endif
 
 test: setup ## run the test suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+docs: setup ## build the documentation into site/
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/core.txt -r requirements/docs.txt
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 lint: setup ## ruff and mypy --strict
 	@$(BIN)/ruff check .
@@ -51,4 +55,4 @@ format: setup ## format the code
 	@$(BIN)/ruff format .
 
 clean: ## remove the environment and everything that was built
-	rm -rf .venv build dist gate counterexamples kvclaims.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site gate counterexamples kvclaims.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,7 +11,7 @@ import ast
 import json
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -343,3 +343,40 @@ def outermost(mutant: CodeMutant) -> str:
     parts = mutant.function.split(".")
     is_method = parts[0].lstrip("_")[:1].isupper()
     return f"{mutant.path}:{'.'.join(parts[: 2 if is_method else 1])}"
+
+
+def statement(file: Path, line: int) -> range:
+    """The lines of the smallest statement around a line; of a compound one those of its head."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    smallest = min(around, key=lambda node: (node.end_lineno or 0) - node.lineno)
+    body = getattr(smallest, "body", None)
+    last = body[0].lineno - 1 if body else smallest.end_lineno or 0
+    return range(smallest.lineno, max(last, smallest.lineno) + 1)
+
+
+def is_reached(mutant: CodeMutant, reached: Mapping[str, Any], root: Path) -> bool:
+    """Whether the engine as it is gets to the statement of a mutant, in the run that `reached`
+    (a line of side "reach") tells of."""
+    lines = set(reached["lines"].get(mutant.path, ()))
+    return not lines.isdisjoint(statement(root / mutant.path, mutant.line))
+
+
+def pass_over(
+    mutants: Sequence[CodeMutant], effort: int, root: Path, results: Results
+) -> Iterator[str]:
+    """Write down which mutants live because nothing gets to them.
+
+    Seeds and operations fix a run, so a mutant at a statement that the engine as it is does not
+    reach with them runs as the engine does.
+    """
+    row = results.last("reach", CONTROL)
+    if row is None or row["effort"] < effort or row["by"]:
+        return
+    for mutant in mutants:
+        if results.wants("ours", mutant, effort) and not is_reached(mutant, row, root):
+            yield results.put("ours", mutant, effort, Answer("", "not reached"), 0.0, cpu=0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvclaims.checker.codemutants import CodeMutant
-from kvclaims.checker.detection import CONTROL, Drawn, Results
+from kvclaims.checker.detection import CONTROL, Drawn, Results, is_reached
 from kvclaims.checker.faults import Fault
 from kvclaims.spec.interface import BadOperation
 from kvclaims.spec.vocabulary import RULES
@@ -160,6 +159,7 @@ def _mutants(drawn: Drawn, results: Results, root: Path) -> Iterator[str]:
     )
     yield ""
     yield from _control(ours.get(CONTROL))
+    yield from _efforts(ours, theirs)
     yield from ("| caught by | mutants |", "|---|---|")
     yield from (f"| {fate} | {counts[fate]} |" for fate in FATES)
     yield ""
@@ -184,6 +184,19 @@ def _control(row: Mapping[str, Any] | None) -> Iterator[str]:
         fate = f"broken by {row['by']}: {row['detail']}" if row["by"] else "nothing is broken"
         yield f"The engine as it is, with the same seeds and {row['effort']:,} operations: {fate}."
         yield ""
+
+
+def _efforts(
+    ours: Mapping[str, Mapping[str, Any]], theirs: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
+    """How hard each side has tried so far on what it has not caught."""
+    mine = Counter(row["effort"] for name, row in ours.items() if name != CONTROL and not row["by"])
+    tests = Counter(row["tests"] for row in theirs.values() if not row["by"])
+    shown = ", ".join(f"{effort:,} operations on {n}" for effort, n in sorted(mine.items()))
+    yield f"Mutants that live: ours, after {shown or 'nothing'};"
+    shown = ", ".join(f"{number} tests on {n}" for number, n in sorted(tests.items()))
+    yield f"theirs, after {shown or 'nothing'}."
+    yield ""
 
 
 def _shown(mutant: CodeMutant) -> str:
@@ -226,20 +239,4 @@ def _reason(
     row = ours.get(mutant.name)
     if row is None or row["by"] or reached is None:
         return ""
-    lines = set(reached["lines"].get(mutant.path, ()))
-    hit = lines & set(statement(root / mutant.path, mutant.line))
-    return ", reached" if hit else ", not reached"
-
-
-def statement(file: Path, line: int) -> range:
-    """The lines of the smallest statement around a line; of a compound one those of its head."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    around = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
-    ]
-    smallest = min(around, key=lambda node: (node.end_lineno or 0) - node.lineno)
-    body = getattr(smallest, "body", None)
-    last = body[0].lineno - 1 if body else smallest.end_lineno or 0
-    return range(smallest.lineno, max(last, smallest.lineno) + 1)
+    return ", reached" if is_reached(mutant, reached, root) else ", not reached"

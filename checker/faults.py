@@ -8,6 +8,7 @@ a forked child, so that nothing of it is left behind.
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import inspect
 import json
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from kvclaims.checker import engines
 from kvclaims.checker.counterexample import FOLDER, Counterexample, parsed, shortest
@@ -255,7 +256,7 @@ class _Fragment(ast.NodeTransformer):
         is_expression = self._expression is not None and isinstance(node, ast.expr)
         if is_expression and ast.unparse(node) == self._find[0]:
             self.matches += 1
-            return self._expression
+            return _in_place_of(self._expression, node)
         self.generic_visit(node)
         if self._expression is None:
             for name in ("body", "orelse", "finalbody"):
@@ -270,12 +271,23 @@ class _Fragment(ast.NodeTransformer):
         while index < len(block):
             if [ast.unparse(node) for node in block[index : index + length]] == self._find:
                 self.matches += 1
-                result += self._instead
+                result += [_in_place_of(new, block[index]) for new in self._instead]
                 index += length
             else:
                 result.append(block[index])
                 index += 1
         return result or [ast.Pass() for _ in block[:1]]
+
+
+Node = TypeVar("Node", bound=ast.AST)
+
+
+def _in_place_of(new: Node, old: ast.AST) -> Node:
+    """A copy of `new` that says it stands on the lines of `old`."""
+    made = copy.deepcopy(new)
+    for node in ast.walk(made):
+        ast.copy_location(node, old)
+    return made
 
 
 def _expression(source: str) -> ast.expr | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from kvclaims.checker.monitor import shown_step
 from kvclaims.checker.supervise import Crash, Program, Supervisor, open_supervised, oracle_for
 from kvclaims.checker.verdicts import Violation
 from kvclaims.spec.interface import Engine, PoolStep
@@ -37,7 +38,7 @@ class Place:
 @dataclass(frozen=True)
 class _Entry:
     """A call into the engine: the function, and the engine's lines that led to it, the innermost
-    first."""
+    first; none where it was asked for from outside, as a claim asks for its pins."""
 
     function: Place
     callers: tuple[Place, ...]
@@ -82,13 +83,13 @@ def _raised(supervisor: Supervisor, last: Operation, root: Path) -> tuple[Place,
 def _watched(
     supervisor: Supervisor, last: Operation, root: Path
 ) -> tuple[list[_Entry], list[tuple[str, int]]]:
-    """Every entry into the engine while `last` is done, and after how many of them each allocator
-    step was told."""
+    """Every entry into the engine while `last` is done, and each allocator step, as violations
+    name it, with how many entries came before it was told."""
     entries: list[_Entry] = []
     marks: list[tuple[str, int]] = []
 
     def told(step: PoolStep) -> None:
-        marks.append((step.action, len(entries)))
+        marks.append((shown_step(step), len(entries)))
 
     supervisor.runtime.listen(told)
     sys.setprofile(_profile(entries, root))
@@ -108,8 +109,7 @@ def _profile(entries: list[_Entry], root: Path) -> Callable[[FrameType, str, Any
         if function is None or frame.f_back is None or _place_of(frame.f_back, root) is not None:
             return
         callers = tuple(_callers(frame.f_back, root))
-        if callers:
-            entries.append(_Entry(function, callers, frozenset(_blocks(frame))))
+        entries.append(_Entry(function, callers, frozenset(_blocks(frame))))
 
     return note
 
@@ -157,13 +157,14 @@ def _breaking(
     """The entry behind what was found wrong: before the step it was seen at, the last that could
     do it, if possible to the block that is named; without a step, the last of the operation."""
     action = finding.step.partition("(")[0]
-    counts = [count for name, count in marks if name == action] or [c for _, c in marks]
-    before = entries[: counts[0] if action and counts else (counts or [len(entries)])[-1]]
+    counts = [count for text, count in marks if text == finding.step] or [c for _, c in marks]
+    before = entries[: (counts or [len(entries)])[-1]]
     able = [entry for entry in before if _name(entry) in _able(finding, action, calls)]
     block = re.search(r"\bblock (\d+)", finding.message)
     at_block = [entry for entry in able if block and int(block[1]) in entry.blocks]
-    chosen = (at_block or able or before or entries)[-1:]
-    return tuple(place for entry in chosen for place in entry.callers)
+    called = [entry for entry in before if entry.callers]
+    chosen = (at_block or able or called)[-1:]
+    return tuple(place for entry in chosen for place in entry.callers or (entry.function,))
 
 
 def _able(finding: Violation, action: str, calls: Mapping[str, str]) -> set[str]:

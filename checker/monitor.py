@@ -343,11 +343,11 @@ class Monitor:
 
     def _compare(self, step: PoolStep) -> None:
         for block, facts in step.facts.items():
-            self._compare_block(_show(step), block, facts)
+            self._compare_block(shown_step(step), block, facts)
         if step.free is not None:
             free = self.shadow.get(pool.free, ())
             if step.free != free:
-                self._differ("B1", "the free counter", _show(step), free, step.free)
+                self._differ("B1", "the free counter", shown_step(step), free, step.free)
 
     def _compare_block(self, where: str, block: int, facts: BlockFacts) -> None:
         get = self.shadow.get
@@ -394,7 +394,7 @@ class Monitor:
                 "holders": sorted(p[0] for p in self.shadow.index[pool.held, 1][block]),
                 "covered by": sorted(p[0] for p in self.shadow.index[pool.covers, 1][block]),
             }
-        self.violations.append(Violation(rule, message, _show(step), before))
+        self.violations.append(Violation(rule, message, shown_step(step), before))
 
 
 def _where(update: Update) -> Term:
@@ -413,7 +413,8 @@ def _where(update: Update) -> Term:
     return TRUE
 
 
-def _show(step: PoolStep) -> str:
+def shown_step(step: PoolStep) -> str:
+    """A step as violations name it: `take(r1, 3)`."""
     return f"{step.action}({', '.join(str(v) for v in step.args.values())})"
 
 

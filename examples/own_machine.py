@@ -116,9 +116,9 @@ def twins(machine: Machine) -> Iterator[tuple[str, str]]:
 
 def show(machine: Machine, *actions: Action) -> None:
     """All three readings; of proofs and twins those of some actions, or of all."""
-    names = {action.name for action in actions or machine.actions}
+    names = {action.name for action in actions}
     for each in prove_machine(machine):
-        if each.action in names:
+        if not names or each.action in names:
             print(f"{each.rule} under {each.action}: {each.verdict}")
         for line in each.gap.lines() if each.gap else ():
             print(line)
@@ -127,7 +127,7 @@ def show(machine: Machine, *actions: Action) -> None:
     for shortest in report.counterexamples:
         print("\n".join(shortest.lines()))
     for action, line in twins(machine):
-        if action in names:
+        if not names or action in names:
             print(line)
 
 

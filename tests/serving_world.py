@@ -88,7 +88,10 @@ def server(folder: Path) -> Iterator[Served]:
             yield Served(f"http://127.0.0.1:{port}", trace)
         finally:
             process.terminate()
-            process.wait(30)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def command(model: str, port: int, settings: dict[str, Any]) -> list[str]:

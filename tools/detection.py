@@ -90,6 +90,8 @@ def ours(given: argparse.Namespace) -> int:
         print(f"the engine as it is: {clean.by}: {clean.detail}")
         return 1
     for stage in detection.stages(given.operations):
+        for line in detection.pass_over(mutants, stage.effort, Path(info.path).parent, results):
+            print(line)
         waiting = [m for m in mutants if results.wants("ours", m, stage.effort)]
         for mutant in detection.share(waiting, given.share)[: given.limit]:
             if given.seconds and time.monotonic() - STARTED > given.seconds:

@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
@@ -50,7 +51,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
             break
         chosen = _within(_chosen(session.items, told, mutant), told, effort)
         begun = time.monotonic()
-        answer = in_child(lambda m=mutant, c=chosen: _run(m, c), LIMIT_S)
+        answer = in_child(partial(_run, mutant, chosen), LIMIT_S)
         seconds = time.monotonic() - begun
         print(results.put("theirs", mutant, effort, answer, seconds, tests=len(chosen)), flush=True)
     return True

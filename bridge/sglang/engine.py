@@ -16,9 +16,11 @@ from kvclaims.checker.engines import first_line
 from kvclaims.spec.interface import EngineInfo, EngineMissing, Feature, PoolConfig, Runtime
 
 INSTALL: Final = (
-    "pip install --no-deps -r requirements/sglang.txt (best --target DIR, and set "
-    "KVCLAIMS_SGLANG_PATH=DIR)"
+    "pip install --no-deps -r requirements/sglang.txt (best --target DIR/site-packages, and set "
+    "KVCLAIMS_SGLANG_PATH to that folder)"
 )
+"""The name `site-packages` matters: hypothesis reads the source of all modules loaded from
+elsewhere before it draws anything, which here takes seconds."""
 
 PATH_VARIABLE: Final = "KVCLAIMS_SGLANG_PATH"
 """Environment: folders, apart by the path separator, in which SGLang and what it needs lie."""

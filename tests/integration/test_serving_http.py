@@ -86,20 +86,6 @@ def test_a_stream_is_refused_before_it_begins(served: Any, world: Any, as_a: Cla
     assert "data: [DONE]" in answer.text
 
 
-def test_a_claim_beside_the_check_of_keys_is_nobodys(
-    served: Any, world: Any, as_a: ClaimsClient
-) -> None:
-    """vLLM's other routes do not tell whose key they saw: there a name alone claims nothing."""
-    claim = json.dumps({"claim_id": "a4", "owner": "team-a"})
-    body = {
-        "token_ids": world.prompt(4, 2),
-        "sampling_params": {"max_tokens": 1, "extra_args": {"kvclaims": claim}},
-    }
-    answer = served.post("/inference/v1/generate", body, owner="team-b")
-    assert answer.status_code in (200, 404), answer.text  # not every version has the route
-    assert as_a.list() == [c for c in as_a.list() if c["claim_id"] != "a4"]
-
-
 def test_the_operator_sees_all_and_owners_their_own(
     served: Any, world: Any, as_a: ClaimsClient
 ) -> None:

@@ -46,10 +46,17 @@ def statement(place: Place, engine: Engine) -> str:
 
 
 def test_an_allocator_step_is_shown_where_the_engine_asked_for_it(vllm: Engine) -> None:
-    first, *callers = places_of("touch-not-counted", vllm)
-    assert first.file.startswith("vllm/v1/core/")
-    assert "touch(" in statement(first, vllm) or "allocate_slots(" in statement(first, vllm)
+    first, *callers = places_of("freed-twice", vllm)
+    assert first.function == "SingleTypeKVCacheManager.free"
+    assert "free_blocks(" in statement(first, vllm)
+    assert callers[0].function == "KVCacheCoordinator.free"
     assert all(place.file.startswith("vllm/") for place in callers)
+
+
+def test_what_is_asked_for_from_outside_is_shown_at_the_function_itself(vllm: Engine) -> None:
+    (only,) = places_of("touch-not-counted", vllm)
+    assert only.function == "BlockPool.touch"
+    assert only.file == "vllm/v1/core/block_pool.py"
 
 
 def test_an_exception_is_shown_where_it_was_raised(vllm: Engine) -> None:

@@ -10,7 +10,16 @@ import pytest
 from kvclaims.checker import detection
 from kvclaims.checker.baseline import read_baseline
 from kvclaims.checker.codemutants import CodeMutant
-from kvclaims.checker.detection import CONTROL, Answer, Drawn, Results, functions_of, outermost
+from kvclaims.checker.detection import (
+    CONTROL,
+    Answer,
+    Drawn,
+    Results,
+    functions_of,
+    outermost,
+    pass_over,
+    statement,
+)
 from kvclaims.checker.detectionpage import (
     BOTH,
     HALF,
@@ -20,7 +29,6 @@ from kvclaims.checker.detectionpage import (
     fate_of,
     page,
     read_kinds,
-    statement,
 )
 from kvclaims.checker.enginemutants import Place, Places
 from kvclaims.checker.engines import find
@@ -151,3 +159,17 @@ def test_functions_and_the_mutants_in_them(tmp_path: Path) -> None:
     inner = CodeMutant("x.py", "A.f.g", 4, "", "", "", "")
     assert outermost(inner) == "x.py:A.f"
     assert outermost(CodeMutant("x.py", "h.g", 4, "", "", "", "")) == "x.py:h"
+
+
+def test_a_mutant_that_nothing_gets_to_lives_without_a_run(tmp_path: Path) -> None:
+    file = tmp_path / "e" / "pool.py"
+    file.parent.mkdir()
+    file.write_text("class Pool:\n    def take(self, a, b):\n        return a < b\n")
+    results = Results(tmp_path / "results.jsonl", "1.0")
+    assert list(pass_over([MUTANT], 300, tmp_path, results)) == [], "nobody has looked yet"
+    results.put("reach", CONTROL, 300, Answer(), 0.0, lines={"e/pool.py": [3]})
+    assert list(pass_over([MUTANT], 300, tmp_path, results)) == [], "it is reached"
+    results.put("reach", CONTROL, 300, Answer(), 0.0, lines={"e/pool.py": [2]})
+    assert list(pass_over([MUTANT], 600, tmp_path, results)) == [], "only that far"
+    assert len(list(pass_over([MUTANT], 300, tmp_path, results))) == 1
+    assert not results.wants("ours", MUTANT, 300)
