@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Final
@@ -71,6 +71,26 @@ class Known:
 def pinned(name: str) -> Known:
     """A pinned instance, explored once in this process."""
     return Known(PINNED[name](), name)
+
+
+def pinned_for(name: str, machine: Machine) -> Known:
+    """The same, of a version of its machine that is not the declared one."""
+    known = pinned(name)
+    return known if known.instance.machine is machine else _version(name, machine)
+
+
+@lru_cache(maxsize=8)
+def _version(name: str, machine: Machine) -> Known:
+    return Known(replace(PINNED[name](), machine=machine), name)
+
+
+def declared(machine: Machine) -> Machine:
+    """The machine itself where it is a copy of one that has pinned instances, as a process gets
+    it from another."""
+    for name in instances_of(machine.name):
+        whole = PINNED[name]().machine
+        return whole if whole == machine else machine
+    return machine
 
 
 def instances_of(machine: str) -> list[str]:

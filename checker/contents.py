@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from kvclaims.checker import altered, columns, explore, finite, mustfail, mutants, vacuity
-from kvclaims.checker.altered import instances_of
+from kvclaims.checker.altered import declared, instances_of
 from kvclaims.checker.instances import PINNED
 from kvclaims.checker.proofcache import ProofCache, content_key
 from kvclaims.checker.verdicts import Progress
@@ -31,8 +31,6 @@ _JUDGES: Final[tuple[ModuleType, ...]] = (
 )  # fmt: skip
 """Modules whose text decides what is shown."""
 
-_SHARE: Final = 8
-"""Properties that one process takes at a time."""
 
 ACTIONS: Final = "every action is taken"
 
@@ -117,7 +115,7 @@ def _twin(
         return Verdict.VACUOUS, f"its must-fail twin does not break it: {entry.twin}", broken
     if set(broken) != set(entry.breaks):
         told, found = ", ".join(entry.breaks), ", ".join(broken)
-        return Verdict.VIOLATED, f"its must-fail twin breaks {found}, not {told}", broken
+        return Verdict.VACUOUS, f"its must-fail twin breaks {found}, not {told}", broken
     return Verdict.HOLDS, "", broken
 
 
@@ -152,8 +150,9 @@ def contents(
         for name in names:
             known = cache.recall(keys[machine.name, name]) if cache else None
             found[machine.name, name] = _recalled(known) if known else None
-        left = [name for name in names if found[machine.name, name] is None]
-        tasks += [(machine, tuple(left[i : i + _SHARE])) for i in range(0, len(left), _SHARE)]
+        left = tuple(name for name in names if found[machine.name, name] is None)
+        tasks += [(machine, left)] if left else []
+    tasks.sort(key=lambda task: len(task[1]), reverse=True)
     for content in _run(tasks, jobs):
         place = content.machine, content.name
         found[place] = content
@@ -178,7 +177,8 @@ def _run(tasks: Sequence[tuple[Machine, tuple[str, ...]]], jobs: int) -> Iterato
 
 
 def _each(machine: Machine, names: tuple[str, ...]) -> list[Content]:
-    """In a process of its own: the instances of a machine are explored once for its share."""
+    """In a process of its own: the instances of a machine are explored once for all of them."""
+    machine = declared(machine)
     by_name = {prop.name: prop for prop in machine.properties}
     return [
         examine_actions(machine) if name == ACTIONS else examine(machine, by_name[name])

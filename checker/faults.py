@@ -253,10 +253,10 @@ class _Fragment(ast.NodeTransformer):
         self._expression = _expression(find) and _expression(instead)
 
     def visit(self, node: ast.AST) -> Any:
-        is_expression = self._expression is not None and isinstance(node, ast.expr)
-        if is_expression and ast.unparse(node) == self._find[0]:
+        expression = self._expression
+        if expression and isinstance(node, ast.expr) and ast.unparse(node) == self._find[0]:
             self.matches += 1
-            return _in_place_of(self._expression, node)
+            return _in_place_of(expression, node)
         self.generic_visit(node)
         if self._expression is None:
             for name in ("body", "orelse", "finalbody"):

@@ -348,18 +348,19 @@ class Prover:
     def _follows_alone(self, goal: _Goal) -> bool:
         """Whether the step keeps the property whatever the other invariants say, as most steps
         do because they touch nothing of it."""
-        others = {id(premise) for premise in self._invariants}
-        own = goal.prop.formula
-        kept = [
-            premise.term
-            for premise, invariant in zip(self._invariants, self.machine.invariants, strict=True)
-            if invariant.formula is own
-        ]
         if goal.setting.name == INITIALLY:
             return False
-        given = [p.term for p in goal.premises(()) if id(p) not in others]
-        reply, _ = ask_z3([*given, *kept], self.logic.context, self.quick_ms // 10)
+        others, own = self._by_formula.values(), self._by_formula.get(id(goal.prop.formula))
+        left_out = {id(premise) for premise in others if premise is not own}
+        given = [premise.term for premise in goal.premises(()) if id(premise) not in left_out]
+        reply, _ = ask_z3(given, self.logic.context, self.quick_ms // 10)
         return reply.answer is Answer.UNSAT
+
+    @cached_property
+    def _by_formula(self) -> dict[int, Premise]:
+        """The invariants as premises, by the formula that they say."""
+        formulas = [id(invariant.formula) for invariant in self.machine.invariants]
+        return dict(zip(formulas, self._invariants, strict=True))
 
     def _by_facts(self, goal: _Goal, solver: str, timeout_ms: int) -> Shown:
         """With the facts about sums, those about the sums of the property first.  There are

@@ -23,6 +23,7 @@ from kvclaims.checker.altered import (
     difference,
     instances_of,
     pinned,
+    pinned_for,
     search_altered,
 )
 from kvclaims.checker.instances import MACHINES
@@ -101,7 +102,7 @@ def broken_by(entry: Entry, machine: Machine, prop: Property) -> tuple[str, ...]
         return f"there is no mutant {entry.twin!r} any more"
     if entry.instance not in instances_of(machine.name):
         return f"there is no instance {entry.instance!r} any more"
-    outcome = run_twin(mutant, pinned(entry.instance), watched(machine, prop))
+    outcome = run_twin(mutant, pinned_for(entry.instance, machine), watched(machine, prop))
     if not outcome.finished:
         return "the twin has too many states of its own"
     return names_of(machine, outcome.broken)

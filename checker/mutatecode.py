@@ -37,6 +37,7 @@ from kvclaims.checker.fates import Fate, Judged
 from kvclaims.checker.instances import PINNED
 from kvclaims.checker.programs import builtin
 from kvclaims.checker.supervise import Crash, features_of, open_supervised
+from kvclaims.checker.verdicts import Violation
 from kvclaims.spec.interface import Engine
 from kvclaims.spec.operations import parse
 from kvclaims.spec.vocabulary import Verdict
@@ -95,7 +96,7 @@ def survives_fuzzing(runs: range, engine: Engine) -> str | None:
         except Crash as crash:
             return str(crash)
         drawer = Drawer(config, features)
-        found = supervisor.findings
+        found: Sequence[Violation] = supervisor.findings
         for _ in range(LENGTH):
             if found or not supervisor.is_alive:
                 break

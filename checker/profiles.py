@@ -124,11 +124,11 @@ def _read(source: Traversable, folder: Traversable) -> Profile:
         raise BadOperation(f"{source.name}: {error}") from None
     reader = _Reader(source.name, folder)
     top = reader.table(raw, "profile", {"id", "title", "version", "mode"})
-    head = [reader.text(top, key, "profile") for key in ("id", "title", "version")]
+    name, title, version = (reader.text(top, key, "profile") for key in ("id", "title", "version"))
     modes = top["mode"]
     if not isinstance(modes, list) or not modes:
         raise reader.wrong("needs at least one [[mode]]")
-    return Profile(*head, modes=tuple(reader.mode(mode) for mode in modes))
+    return Profile(name, title, version, tuple(reader.mode(mode) for mode in modes))
 
 
 class _Reader:

@@ -87,11 +87,6 @@ class ProofReport:
             for o in self.obligations
             if o.verdict is Verdict.VIOLATED
         ]
-        violations += [
-            {"rule": c.rule, "message": str(c)}
-            for c in self.contents
-            if c.verdict is Verdict.VIOLATED
-        ]
         if self.contents:
             found["contents"] = [content.to_json() for content in self.contents]
         if violations:
@@ -207,7 +202,8 @@ def prove(
     if machine is None and rule in (None, "F4"):
         found = (*found, minimal_blame())  # bounded: it HOLDS, and so does the whole
     cache = ProofCache(ways.cache) if ways.cache else None
-    shown = contents(declared, rule, progress, cache, ways.jobs)
+    stated = [m for m in declared if m.name in MACHINES]
+    shown = contents(stated, rule, progress, cache, ways.jobs)
     return ProofReport(found, time.perf_counter() - start, ways.emit, files, shown)
 
 

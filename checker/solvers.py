@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
@@ -56,6 +57,7 @@ class Reply:
     reason: str = ""
 
 
+@lru_cache(maxsize=8)
 def solver_version(solver: str) -> str:
     """The installed version.  Raises EngineMissing, with the command that installs it."""
     package = _PACKAGES[solver]

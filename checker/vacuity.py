@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from kvclaims.checker.altered import instances_of, pinned
+from kvclaims.checker.altered import Known, instances_of, pinned_for
 from kvclaims.checker.columns import Columns
 from kvclaims.spec.language import (
     BOOL,
@@ -62,7 +62,7 @@ def _premises(formula: Term) -> Iterator[Term]:
         case Op("eq", (a, b)) if a.sort == BOOL:
             yield from (a, ~a)
         case New(body):
-            yield from (New(premise) for premise in _premises(body))
+            yield from (p if p == TRUE else New(p) for p in _premises(body))
         case _:
             yield TRUE
 
@@ -140,30 +140,28 @@ def witnesses(machine: Machine, prop: Property) -> tuple[Witness, ...]:
 
 def _witness(machine: Machine, prop: Property, premise: Term) -> Witness:
     for name in instances_of(machine.name):
-        if seen := _seen(name, prop, premise):
+        if seen := _seen(pinned_for(name, machine), prop, premise):
             return Witness(show(premise), name, seen)
     return Witness(show(premise))
 
 
-def _seen(name: str, prop: Property, premise: Term) -> int:
+def _seen(known: Known, prop: Property, premise: Term) -> int:
     """In how many reachable states, or of how many steps, the premise holds."""
-    known = pinned(name)
     if not prop.of_steps:
         return int(known.columns.mask(premise, {}).sum())
     if prop.on is None:
-        return int(_steps(name, -1).mask(premise, {}).sum())
+        return int(_steps(known, -1).mask(premise, {}).sum())
     found = 0
     for move in known.world.moves(known.instance.machine.action(prop.on)):
-        steps = _steps(name, move.number)
+        steps = _steps(known, move.number)
         if steps.count:
             found += int(steps.mask(premise, move.ground).sum())
     return found
 
 
 @lru_cache(maxsize=128)
-def _steps(name: str, ground: int) -> Columns:
+def _steps(known: Known, ground: int) -> Columns:
     """The steps of a ground action, or of all, as columns with the state after each."""
-    known = pinned(name)
     chosen = slice(None) if ground < 0 else np.flatnonzero(known.ground == ground)
     before = known.columns.states[:, known.source[chosen]]
     after = known.columns.states[:, known.target[chosen]]
@@ -174,7 +172,7 @@ def never_fired(machine: Machine) -> tuple[str, ...]:
     """Actions that are taken in no pinned instance of the machine."""
     left = dict.fromkeys(action.name for action in machine.actions)
     for name in instances_of(machine.name):
-        known = pinned(name)
+        known = pinned_for(name, machine)
         for ground, times in known.found.fired.items():
             if times:
                 left.pop(known.compiled.actions[ground].name, None)

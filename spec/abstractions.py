@@ -296,10 +296,14 @@ POOL_FEASIBLE: Final = Refinement(
 # --- the whole refines its parts ----------------------------------------------------------------
 
 
+_WHOLE: Final = replace(RUNTIME.machine, properties=(), given=(), partitions=())
+"""No invariant is needed to see the parts in it."""
+
+
 def _part_of_the_whole(part: Part) -> Refinement:
     """Seen through one part, every move of the whole is steps of that part, or nothing."""
     return Refinement(
-        concrete=replace(RUNTIME.machine, properties=(), given=(), partitions=()),
+        concrete=_WHOLE,
         abstract=part.machine,
         images=same(part.machine, part),
         steps=RUNTIME.steps_of(part),

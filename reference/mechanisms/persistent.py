@@ -48,9 +48,9 @@ class PersistentReader:
         wanted = stored.parts["table"].tensor[:blocks].tolist()
         if any(f"page/{i}" not in stored.parts for i in wanted):
             return Loaded(declined="a page is gone")
-        pages = torch.cat([stored.parts[f"page/{i}"].tensor for i in wanted], dim=3)
+        keys, values = torch.cat([stored.parts[f"page/{i}"].tensor for i in wanted], dim=3)
         end = min(len(wanted) * BLOCK, len(stored.tokens))
-        return Loaded(*pages, torch.ones(end, dtype=torch.bool), ("device",) * len(wanted))
+        return Loaded(keys, values, torch.ones(end, dtype=torch.bool), ("device",) * len(wanted))
 
     def reuse(self, stored: Stored, part: str) -> bool:
         if self._lease:

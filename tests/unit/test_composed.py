@@ -12,6 +12,7 @@ from kvclaims.checker.induction import Prover
 from kvclaims.checker.prove import prove_machine
 from kvclaims.checker.slices import SLICES
 from kvclaims.checker.twins import guards, twin
+from kvclaims.checker.vacuity import premises
 from kvclaims.spec import abstractions, claims, composed, elastic, pool, written
 from kvclaims.spec.abstractions import POOL_CLAIMS, POOL_FEASIBLE, derived, refinements
 from kvclaims.spec.claims import CLAIM
@@ -192,6 +193,28 @@ def test_the_whole_is_proved() -> None:
     found = prove_machine(WHOLE)
     assert len(found) == 1_825
     assert [o for o in found if o.verdict is not Verdict.PROVED] == []
+
+
+def test_every_property_of_the_whole_says_something() -> None:
+    """Each premise holds in a state, or a step, that some slice reaches."""
+    wanted = {
+        f"{prop.name} {number}": replace(prop, name=f"{prop.name} {number}", formula=~premise)
+        for prop in RUNTIME.properties
+        for number, premise in enumerate(premises(prop.formula))
+    }
+    for build in SLICES.values():
+        instance, known = build(), {prop.name for prop in build().machine.properties}
+        while True:
+            asked = tuple(p for n, p in wanted.items() if n.rpartition(" ")[0] in known)
+            if not asked:
+                break
+            machine = replace(instance.machine, properties=asked)
+            found = explore_instance(replace(instance, machine=machine), "runtime")
+            if not found.counterexamples:
+                break
+            for witness in found.counterexamples:
+                del wanted[witness.prop.name]
+    assert wanted == {}
 
 
 def without(move: str, why: str) -> Machine:
