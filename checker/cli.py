@@ -638,10 +638,15 @@ def lower(
 ) -> Report:
     """Judge what an engine's profile, or a mechanism by measurement, really offers claims."""
     from kvclaims.checker import lower as lowering
-    from kvclaims.checker import measure
     from kvclaims.checker import profiles as known
 
     if mechanism and not profiles:
+        try:
+            from kvclaims.checker import measure
+        except ImportError:
+            raise EngineMissing(
+                "mechanisms need torch (install: pip install 'kvclaims[mechanisms]')"
+            ) from None
         names = measure.names() if mechanism == ("all",) else mechanism
         mechanisms = [measure.find(name) for name in names]
         return Several(
@@ -649,8 +654,7 @@ def lower(
         )
     if mechanism or without or not profiles:
         raise click.UsageError(
-            f"give profiles (known: {', '.join(known.names())}; or a .toml file), "
-            f"or --mechanism (known: {', '.join(measure.names())})"
+            f"give profiles (known: {', '.join(known.names())}; or a .toml file), or --mechanism"
         )
     read = [known.load(profile) for profile in profiles]
     return Several("profiles", tuple(lowering.lower(p, progress=progress) for p in read), ())

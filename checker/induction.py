@@ -350,17 +350,17 @@ class Prover:
         do because they touch nothing of it."""
         if goal.setting.name == INITIALLY:
             return False
-        others, own = self._by_formula.values(), self._by_formula.get(id(goal.prop.formula))
-        left_out = {id(premise) for premise in others if premise is not own}
+        own = self._by_name.get((goal.prop.rule, goal.prop.name))
+        left_out = {id(premise) for premise in self._invariants if premise is not own}
         given = [premise.term for premise in goal.premises(()) if id(premise) not in left_out]
         reply, _ = ask_z3(given, self.logic.context, self.quick_ms // 10)
         return reply.answer is Answer.UNSAT
 
     @cached_property
-    def _by_formula(self) -> dict[int, Premise]:
-        """The invariants as premises, by the formula that they say."""
-        formulas = [id(invariant.formula) for invariant in self.machine.invariants]
-        return dict(zip(formulas, self._invariants, strict=True))
+    def _by_name(self) -> dict[tuple[str, str], Premise]:
+        """The invariants as premises, by rule and name."""
+        names = [(invariant.rule, invariant.name) for invariant in self.machine.invariants]
+        return dict(zip(names, self._invariants, strict=True))
 
     def _by_facts(self, goal: _Goal, solver: str, timeout_ms: int) -> Shown:
         """With the facts about sums, those about the sums of the property first.  There are
