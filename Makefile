@@ -3,14 +3,14 @@
 #   GPU_ARGS='--vllm DIR' goes to tools/gpu_check.py
 #   TESTS=DIR         a vLLM source distribution: its own tests, for `make detection`
 #   DETECTION_ARGS='...' goes to tools/detection.py (--limit N, --seconds S, --jobs N)
-#   GATE_ARGS='...'   goes to `kvclaims gate`      PYTEST_ARGS='...'  goes to pytest
+#   GATE_ARGS='...'   goes to `kvclaims gate`      PYTEST_ARGS='...'  goes to pytest (default: all but slow tests)
 
 ENGINE ?= vllm
 GATE_ARGS ?=
 GPU_ARGS ?=
 TESTS ?=
 DETECTION_ARGS ?=
-PYTEST_ARGS ?= -n auto
+PYTEST_ARGS ?= -n auto -m 'not slow'
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help

@@ -347,6 +347,9 @@ PINNED: Final[dict[str, Callable[[], Instance]]] = {
         blocks=2, sizes=(1,), windows=(0,), tokens=1, hard=(1, 1), prompts=2
     ),
     "arbitration": arbitration,
+    "arbitration/spare": lambda: arbitration(
+        covers=(0, 1), shared=0, spare=(1, 2), loans=(0, 0)
+    ),
     "arbitration/holds": lambda: arbitration(
         usable=3, need=2, holds=1, covers=(1, 1), shared=1, loans=(2, 1)
     ),

@@ -20,9 +20,12 @@ from kvclaims.checker.altered import Known, difference, instances_of, pinned
 from kvclaims.checker.finite import Instance
 from kvclaims.checker.instances import (
     admission,
+    arbitration,
     blockclaims,
     claims,
     elastic,
+    feasible,
+    groups,
     owners,
     pool,
     tiers,
@@ -79,6 +82,21 @@ ONE_MORE: Final[dict[str, dict[str, Callable[[], Instance]]]] = {
         "meetings 3": lambda: trace(events=2, meetings=3),
         "clock 2": lambda: trace(events=2, meetings=1, clock=2),
         "foreign 2": lambda: trace(events=1, foreign=2),
+    },
+    "groups": {
+        "tokens 3": lambda: groups(blocks=3, sizes=(1,), windows=(1,), tokens=3),
+        "groups 3": lambda: groups(blocks=3, sizes=(1, 1, 1), windows=(0, 1, 1), tokens=1),
+        "claims 3": lambda: groups(blocks=1, sizes=(1,), windows=(0,), tokens=1, hard=(1, 1, 0)),
+        "prompts 3": lambda: groups(
+            blocks=2, sizes=(1,), windows=(0,), tokens=1, requests=1, prompts=3
+        ),
+    },
+    "arbitration": {
+        "claims 3": lambda: arbitration(covers=(1, 1, 2), spare=(0, 1, 1), loans=(1, 0, 1)),
+        "loans 2": lambda: arbitration(usable=7, loans=(2, 1)),
+    },
+    "feasible": {
+        "usable 4": lambda: feasible(usable=4),
     },
     "blockclaims": {
         "claims 4": lambda: blockclaims(sizes=(1, 1, 2, 2), requests=1),
