@@ -12,6 +12,7 @@ import copy
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,7 +61,7 @@ _ORDERS: Final = frozenset({"sorted", "reversed"})
 
 @dataclass(frozen=True)
 class CodeMutant:
-    """One changed module: `path` below the package, and its whole new `source`."""
+    """One changed module, at `path` below the package."""
 
     path: str
     function: str
@@ -68,9 +69,14 @@ class CodeMutant:
     operator: str
     before: str
     after: str
-    source: str
+    build: Callable[[], str]
     nth: int = 1
     """Which of those of the same text in the same function."""
+
+    @property
+    def source(self) -> str:
+        """The whole new text of the module."""
+        return self.build()
 
     @property
     def name(self) -> str:
@@ -81,11 +87,11 @@ class CodeMutant:
 def code_mutants(file: Path, path: str) -> Iterator[CodeMutant]:
     """Every mutant of a module, in the order of its text."""
     text = file.read_text(encoding="utf-8")
-    tree = ast.parse(text)
+    tree, lines = ast.parse(text), text.splitlines()
     names: dict[str, int] = {}
     for site in _sites(tree):
         for change in _changes(site):
-            mutant = _made(text.splitlines(), site, change, path)
+            mutant = _made(lines, site, change, path)
             nth = names[mutant.name] = names.get(mutant.name, 0) + 1
             yield replace(mutant, nth=nth)
 
@@ -113,20 +119,25 @@ class _Change:
 def _made(lines: list[str], site: _Site, change: _Change, path: str) -> CodeMutant:
     new = change.make(copy.deepcopy(site.node))
     before, after = _shown(site.node), "" if new is None else _shown(new)
+    line = getattr(site.node, "lineno", site.whole.lineno)
+    build = partial(_source, lines, site, ast.Pass() if new is None else new)
+    return CodeMutant(path, site.function, line, change.operator, before, after, build)
+
+
+def _source(lines: list[str], site: _Site, new: ast.AST) -> str:
+    """The text with the function around the site written anew."""
     whole = site.whole
     first = min([whole.lineno, *(d.lineno for d in getattr(whole, "decorator_list", ()))])
     if site.node is whole:
-        text = ast.unparse(ast.Pass() if new is None else new)
+        text = ast.unparse(ast.fix_missing_locations(new))
     else:
-        _put(site, ast.Pass() if new is None else new)
+        _put(site, new)
         try:
             text = ast.unparse(ast.fix_missing_locations(whole))
         finally:
             _put(site, site.node)
     changed = textwrap.indent(text, " " * whole.col_offset).splitlines()
-    source = "\n".join([*lines[: first - 1], *changed, *lines[whole.end_lineno :], ""])
-    line = getattr(site.node, "lineno", first)
-    return CodeMutant(path, site.function, line, change.operator, before, after, source)
+    return "\n".join([*lines[: first - 1], *changed, *lines[whole.end_lineno :], ""])
 
 
 def _put(site: _Site, node: ast.AST) -> None:

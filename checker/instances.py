@@ -128,12 +128,13 @@ def groups(
     requests: int = 1,
     hard: tuple[int, ...] = (),
     prompts: int = 1,
+    skipped: int = 0,
 ) -> Instance:
     """A group for each entry of `sizes`, in tokens a block; its window in tokens, 0 for full
     attention.  There are `prompts` that share nothing, the first of `tokens` and each other one
     token shorter, but never empty; they are given to the requests in turn.  A claim for each
     entry of `hard` speaks, of a prompt in turn, of the blocks of all groups that a hit of the
-    whole prompt needs."""
+    whole prompt needs.  The first request has no use for the first `skipped` contents."""
     lengths = [max(1, tokens - p) for p in range(prompts)]
     keys = [
         (p, g, end)
@@ -163,7 +164,7 @@ def groups(
             },
             "upto": {(i,): end for i, (_, _, end) in enumerate(keys)},
             "wants": {
-                (r, i): int(p == r % prompts)
+                (r, i): int(p == r % prompts and not (r == 0 and i < skipped))
                 for r in range(requests)
                 for i, (p, _, _) in enumerate(keys)
             },
@@ -343,13 +344,20 @@ PINNED: Final[dict[str, Callable[[], Instance]]] = {
     "groups/mixed": lambda: groups(
         blocks=1, sizes=(1,), windows=(0,), tokens=1, hard=(1, 0), prompts=2
     ),
+    "groups/promised": lambda: groups(
+        blocks=2, sizes=(1,), windows=(0,), tokens=1, requests=2, hard=(1,)
+    ),
+    "groups/windows": lambda: groups(blocks=2, sizes=(1,), windows=(1,), requests=2),
+    "groups/skipped": lambda: groups(sizes=(1, 1), windows=(1, 0), skipped=1),
+    "groups/two-soft": lambda: groups(
+        blocks=1, sizes=(1,), windows=(0,), tokens=1, hard=(0, 0), prompts=2
+    ),
+    "groups/same": lambda: groups(blocks=2, sizes=(1,), windows=(0,), tokens=1, hard=(1, 1)),
     "groups/shared": lambda: groups(
         blocks=2, sizes=(1,), windows=(0,), tokens=1, hard=(1, 1), prompts=2
     ),
     "arbitration": arbitration,
-    "arbitration/spare": lambda: arbitration(
-        covers=(0, 1), shared=0, spare=(1, 2), loans=(0, 0)
-    ),
+    "arbitration/spare": lambda: arbitration(covers=(0, 1), shared=0, spare=(1, 2), loans=(0, 0)),
     "arbitration/holds": lambda: arbitration(
         usable=3, need=2, holds=1, covers=(1, 1), shared=1, loans=(2, 1)
     ),

@@ -6,6 +6,7 @@ unique within a machine; the same name means the same mutant as long as the text
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
@@ -97,13 +98,24 @@ def _all(machine: Machine) -> Iterator[Mutant]:
         for value, operator, before, after in _values(update, ()):
             init = _put(machine.init, i, replace(update, value=value))
             place = f"{show(update.target)} at the start"
-            yield Mutant(replace(machine, init=init), INIT, place, operator, before, after)
+            yield Mutant(_version(machine, init=init), INIT, place, operator, before, after)
     for action in machine.actions:
         for changed, place, operator, before, after in (
             *_of_action(action),
             *_touched(machine, action),
         ):
-            yield Mutant(machine.with_action(changed), action.name, place, operator, before, after)
+            actions = tuple(changed if a is action else a for a in machine.actions)
+            version = _version(machine, actions=actions)
+            yield Mutant(version, action.name, place, operator, before, after)
+
+
+def _version(machine: Machine, **changes: object) -> Machine:
+    """The machine with other parts.  Its declaration is not checked again: that takes longer
+    than all the rest, and a change keeps to the parameters of its action."""
+    version = copy.copy(machine)
+    for name, value in changes.items():
+        object.__setattr__(version, name, value)
+    return version
 
 
 _Change = tuple[Action, str, str, str, str]

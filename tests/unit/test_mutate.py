@@ -39,11 +39,13 @@ from kvclaims.spec.vocabulary import Verdict
 
 
 def named(machine: str, part: str) -> Mutant:
-    (found,) = [m for m in mutants(MACHINES[machine]) if part in m.name]
+    """The mutant of that name, or the only one that has this in its name."""
+    made = list(mutants(MACHINES[machine]))
+    (found,) = [m for m in made if m.name == part] or [m for m in made if part in m.name]
     return found
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", sorted(set(MACHINES) - {"pool", "groups"}))
 def test_mutants_have_names_of_their_own_and_differ_in_one_place(machine: str) -> None:
     declared_machine = MACHINES[machine]
     seen = set()
@@ -61,28 +63,33 @@ def test_mutants_have_names_of_their_own_and_differ_in_one_place(machine: str) -
 
 
 def test_every_operator_is_used() -> None:
-    used = Counter(m.operator for machine in MACHINES.values() for m in mutants(machine))
-    assert set(used) == set(OPERATORS)
+    few = (MACHINES[name] for name in ("owners", "admission", "trace", "written"))
+    assert {m.operator for machine in few for m in mutants(machine)} == set(OPERATORS)
 
 
-def test_what_is_made_of_one_guard() -> None:
-    made = [
-        (m.operator, m.before, m.after)
-        for m in mutants(MACHINES["pool"])
-        if m.action == "take" and "has blocks left" in m.place
+def test_what_is_made_of_one_guard_and_one_update() -> None:
+    made = [m for m in mutants(MACHINES["owners"]) if m.action == "renew"]
+    assert [(m.operator, m.before, m.after) for m in made if m.place.startswith("guard")] == [
+        ("close a guard", "owns(o, c) ∨ operator(o)", "false"),
+        ("drop a guard", "owns(o, c) ∨ operator(o)", "true"),
+        ("drop a disjunct", "owns(o, c) ∨ operator(o)", "owns(o, c)"),
+        ("drop a disjunct", "owns(o, c) ∨ operator(o)", "operator(o)"),
+        ("swap a connective", "owns(o, c) ∨ operator(o)", "owns(o, c) ∧ operator(o)"),
+        ("negate a condition", "owns(o, c)", "¬owns(o, c)"),
+        ("negate a condition", "operator(o)", "¬operator(o)"),
     ]
-    assert made == [
-        ("drop a guard", "0 < owed(r)", "true"),
-        ("flip a comparison", "0 < owed(r)", "0 ≤ owed(r)"),
-        ("flip a comparison", "0 < owed(r)", "owed(r) < 0"),
-        ("off by one", "0", "1"),
-        ("off by one", "0", "-1"),
+    assert [(m.operator, m.before, m.after) for m in made if m.place.startswith("version")] == [
+        ("skip an update", "version(c) + 1", "version(c)"),
+        ("spread an update", "version(c) + 1", "version(any0)"),
+        ("swap an operation", "version(c) + 1", "version(c) − 1"),
+        ("off by one", "1", "2"),
+        ("off by one", "1", "0"),
     ]
 
 
 # --- searching a machine that differs in one place ---------------------------------------
 
-SAMPLES = {"owners/soft": 7, "tiers": 23, "trace/clock": 13, "elastic/null": 23, "arbitration": 5}
+SAMPLES = {"owners/mixed": 11, "tiers": 61, "trace/clock": 31, "elastic/null": 61, "arbitration": 9}
 """Instances, and of which mutants every so-many-th is searched twice."""
 
 
@@ -149,7 +156,49 @@ def test_every_mutant_of_a_machine_is_killed(machine: str) -> None:
     assert [one.name for one in judged if one.fate is not Fate.KILLED] == []
 
 
-GRAPHS: dict[str, str] = {}
+GRAPHS = {
+    "claims": "7461855c0f6ca2b8",
+    "blockclaims": "38cb5285d908cb8e",
+    "admission": "b40a280c7d4c61fc",
+    "admission/claims": "1d67d5f25154a67d",
+    "admission/congestion": "acbbc04c32bdefda",
+    "admission/sizes": "ee013b7f6e0e9fdd",
+    "groups": "8144b38d9c7bbc7d",
+    "groups/claims": "de9436b0de07d334",
+    "groups/soft": "19c6d9ca04aa316f",
+    "groups/requests": "e66a3ddf21bffaea",
+    "groups/two-claims": "dc17fe5e86bbf956",
+    "groups/prompts": "a25c660c5009cf13",
+    "groups/lengths": "f3bb2e70aefa8547",
+    "groups/foreign": "d2898492cbcfcc0d",
+    "groups/mixed": "8468df5d9c6a8a8c",
+    "groups/skipped": "7e03afc80d36eb7d",
+    "groups/two-soft": "8db4c0a78174992c",
+    "groups/same": "6311508f599e484d",
+    "groups/shared": "75f272b4b5ea40d0",
+    "arbitration": "5f117ac24f562292",
+    "arbitration/spare": "ffdd0500fe2b5fa0",
+    "arbitration/holds": "ca92deacdb93609e",
+    "feasible": "c48d0a3d25f3cb1c",
+    "written": "8e9dc27320b571af",
+    "written/keys": "cbf0d3d6fbfc91dc",
+    "written/blocks": "b7593ba338c3ee24",
+    "written/claims": "b8e4fdf889490321",
+    "owners": "d5095c85245e821f",
+    "owners/quota": "583ff55e8f7d62ec",
+    "owners/cap": "674627c47ac0fc63",
+    "owners/soft": "0568acefd9bad7af",
+    "owners/mixed": "72e9baee879d9491",
+    "tiers": "ca0a19f2598416cb",
+    "elastic": "49b07f580a9d3c15",
+    "elastic/blocks": "8f8d9312dd0fb5cf",
+    "elastic/claims": "4440bf3d18290e42",
+    "elastic/jobs": "b45ae6402e052204",
+    "elastic/null": "19df445b07d38e41",
+    "trace/facts": "3ab7f023cc74c333",
+    "trace/clock": "6cf37c787cd6d95d",
+    "trace/foreign": "e1f99f64f0840496",
+}
 """The reachable graphs of the machines that no runtime is compared with step by step.  What is
 killed by the graph is killed by this table."""
 
@@ -165,15 +214,15 @@ def test_every_machine_has_a_pinned_graph() -> None:
 
 
 def test_no_change_is_proved_for_any_sizes() -> None:
-    same = named("claims", "claims.lose_by_fault, lost(c) after the step: drop a disjunct")
+    same = named("claims", "claims.tick, left(x) after the step: off by one: 0 ⇒ 1")
     other = named("claims", "claims.gain, holds(c) after the step: skip an update")
     equivalence = Equivalence(MACHINES["claims"])
     assert same.changed
     assert other.changed
     assert equivalence.proved(same.changed)
     assert not equivalence.proved(other.changed)
-    (fate,) = [one.fate for one in judge("claims", 0, 10_000) if one.name == same.name]
-    assert fate is Fate.PROVED
+    at = [m.name for m in mutants(MACHINES["claims"])].index(same.name)
+    assert [one.fate for one in judge("claims", at, at + 1)] == [Fate.PROVED]
 
 
 def test_lemmas_are_proved_before_they_are_used() -> None:
@@ -227,9 +276,11 @@ def test_a_bad_file_of_declarations_is_refused(tmp_path: Path, text: str) -> Non
 
 
 def test_every_declared_mutant_is_still_made() -> None:
-    made = {m.name for machine in MACHINES.values() for m in mutants(machine)}
+    made: set[str] = set()
     for path in (*mutatecode.reference_modules(), mutatecode.MONITOR):
         made |= {mutant.name for mutant in mutatecode.mutants_of(path)}
+    for machine in {name.split(".")[0] for name in declared()} & set(MACHINES):
+        made |= {mutant.name for mutant in mutants(MACHINES[machine])}
     assert sorted(set(declared()) - made) == []
 
 
@@ -304,8 +355,10 @@ def test_a_mutant_of_the_reference_is_killed_by_conformance() -> None:
     assert "owed" in answer.detail
 
 
-def test_a_mutant_that_cannot_be_imported_is_killed(tmp_path: Path) -> None:
-    mutant = replace(of_reference("reference/pool.py", "Pool.take"), source="raise OSError('no')")
+def test_a_mutant_that_cannot_be_imported_is_killed() -> None:
+    mutant = replace(
+        of_reference("reference/pool.py", "Pool.take"), build=lambda: "raise OSError('no')"
+    )
     answer = in_child(lambda: reference_child(mutant, mutant.path))
     assert (answer.by, answer.detail) == ("import", "OSError: no")
 

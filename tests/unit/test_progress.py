@@ -417,6 +417,7 @@ AT_REST = {
     "pool/ways": 9,
     "arbitration": 2,
     "arbitration/holds": 1,
+    "arbitration/spare": 3,
 }
 """The instances that may stop, and in how many states: the others never do."""
 
