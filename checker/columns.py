@@ -28,7 +28,6 @@ from kvclaims.spec.language import (
     Symbol,
     Term,
     Var,
-    free_vars,
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -66,7 +65,6 @@ class World:
             for symbol in self.machine.symbols
             for args, value in self.instance.rigid.get(symbol.name, {}).items()
         }
-        self._free: dict[int, tuple[Term, tuple[Var, ...]]] = {}
 
     def moves(self, action: Action) -> list[Move]:
         """The ground actions of an action of this name, whatever its guards and updates."""
@@ -75,13 +73,6 @@ class World:
             for number, ground in enumerate(self.compiled.actions)
             if ground.name == action.name
         ]
-
-    def free(self, term: Term) -> tuple[Var, ...]:
-        """Free variables, by the identity of the term, which is kept alive for that."""
-        known = self._free.get(id(term))
-        if known is None:
-            known = self._free[id(term)] = (term, free_vars(term))
-        return known[1]
 
 
 def table(states: Sequence[State], slots: int) -> Array:
@@ -100,7 +91,7 @@ class Columns:
         self.states = states
         self.after = after
         self.count = states.shape[1]
-        self._memo: dict[tuple[int, ...], Value] = {}
+        self._memo: dict[tuple[int, ...], tuple[Term, Value]] = {}
         self._rows: dict[int, Array] = {}
 
     def row(self, slot: int) -> Array:
@@ -118,10 +109,11 @@ class Columns:
                 return ground[term]
             case Lit(literal, of):
                 return bool(literal) if of == BOOL else int(literal)
-        key = (id(term), *(ground[v] for v in self.world.free(term)))
-        if key not in self._memo:
-            self._memo[key] = self._compute(term, ground)
-        return self._memo[key]
+        key = (id(term), *(ground[v] for v in term.free))
+        known = self._memo.get(key)
+        if known is None:  # the term is kept with it: its identity is not given away meanwhile
+            known = self._memo[key] = (term, self._compute(term, ground))
+        return known[1]
 
     def mask(self, term: Term, ground: Ground) -> Array:
         """A Boolean term as an array."""

@@ -36,7 +36,6 @@ from kvclaims.spec.language import (
     Term,
     Update,
     Var,
-    free_vars,
     substitute,
     subterms,
 )
@@ -219,7 +218,7 @@ class _Ghosts:
             self._ghost(term.var, term.body)
 
     def _ghost(self, var: Var, body: Term) -> _Ghost:
-        found = tuple(v for v in free_vars(body) if v != var)
+        found = tuple(v for v in body.free if v != var)
         names = {v: Var(f"free{i}", v.sort) for i, v in enumerate(found)}
         bound = Var("bound", var.sort)
         key = (bound, substitute(body, {**names, var: bound}))
@@ -232,7 +231,7 @@ class _Ghosts:
 
     def read(self, var: Var, body: Term, env: Env, side: Side) -> z3.ExprRef:
         ghost = self._ghost(var, body)
-        places = tuple(env[v] for v in free_vars(body) if v != var)
+        places = tuple(env[v] for v in body.free if v != var)
         return self._value(ghost, places, side)
 
     def _value(self, ghost: _Ghost, places: tuple[z3.ExprRef, ...], side: Side) -> z3.ExprRef:

@@ -63,12 +63,16 @@ class ProofReport:
     files: int = 0
     contents: tuple[Content, ...] = ()
     """What shows that each property says something."""
+    bounded: tuple[Obligation, ...] = ()
+    """Checks up to a bound, of what is beyond an obligation: each says HOLDS at best."""
 
     @property
     def verdict(self) -> Verdict:
-        """PROVED only if everything was and says something; an empty selection is VACUOUS."""
-        empty = (c.verdict for c in self.contents if c.verdict is not Verdict.HOLDS)
-        return worst([*(obligation.verdict for obligation in self.obligations), *empty])
+        """PROVED only if every obligation was and says something, and no bounded check found
+        otherwise; an empty selection is VACUOUS."""
+        beside = [*self.contents, *self.bounded]
+        wrong = (c.verdict for c in beside if c.verdict is not Verdict.HOLDS)
+        return worst([*(obligation.verdict for obligation in self.obligations), *wrong])
 
     @property
     def cached(self) -> int:
@@ -82,9 +86,11 @@ class ProofReport:
             "cached": self.cached,
             "obligations": [obligation.to_json() for obligation in self.obligations],
         }
+        if self.bounded:
+            found["bounded"] = [check.to_json() for check in self.bounded]
         violations = [
             {"rule": o.rule, "message": f"{o.name!r} of {o.machine} under {o.action}: {o.reason}"}
-            for o in self.obligations
+            for o in (*self.obligations, *self.bounded)
             if o.verdict is Verdict.VIOLATED
         ]
         if self.contents:
@@ -107,7 +113,7 @@ class ProofReport:
                 f"{rule:4} {machine:12} {proved:4}/{len(group):<4} {seconds:6.2f} s  "
                 f"{RULES[rule].meaning}"
             )
-        for obligation in self.obligations:
+        for obligation in (*self.obligations, *self.bounded):
             if obligation.verdict is not Verdict.PROVED:
                 yield (
                     f"{obligation.verdict}: {obligation.rule} {obligation.name!r} of "
@@ -199,12 +205,11 @@ def prove(
     if ways.emit:
         files = smtlib.write_manifest(ways.emit, [file for each in done for file in each.files])
     found = tuple(each.found for each in done)
-    if machine is None and rule in (None, "F4"):
-        found = (*found, minimal_blame())  # bounded: it HOLDS, and so does the whole
+    bounded = (minimal_blame(),) if machine is None and rule in (None, "F4") else ()
     cache = ProofCache(ways.cache) if ways.cache else None
     stated = [m for m in declared if m.name in MACHINES]
     shown = contents(stated, rule, progress, cache, ways.jobs)
-    return ProofReport(found, time.perf_counter() - start, ways.emit, files, shown)
+    return ProofReport(found, time.perf_counter() - start, ways.emit, files, shown, bounded)
 
 
 def prove_machine(

@@ -56,7 +56,7 @@ ONE_MORE: Final[dict[str, dict[str, Callable[[], Instance]]]] = {
         "blocks 3": lambda: written(blocks=3, soft=(0,), claims=0),
         "keys 3": lambda: written(keys=3, soft=(0,)),
         "jobs 3": lambda: written(soft=(1, 0, 0)),
-        "claims 2": lambda: written(soft=(0,), claims=2),
+        "claims 3": lambda: written(soft=(0,), claims=3),
     },
     "owners": {
         "owners 4": lambda: owners(owners=4, cap=1, versions=1),
@@ -73,7 +73,7 @@ ONE_MORE: Final[dict[str, dict[str, Callable[[], Instance]]]] = {
     "elastic": {
         "layers 4": lambda: elastic(layers=4),
         "lent 3": lambda: elastic(layers=1, lent=(1, 1, 1)),
-        "jobs 2": lambda: elastic(layers=1, lent=(1,), jobs=2),
+        "jobs 3": lambda: elastic(layers=1, lent=(1,), jobs=3),
         "claims 3": lambda: elastic(layers=0, lent=(0,), jobs=0, claims=3),
     },
     "trace": {

@@ -11,7 +11,6 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
@@ -57,7 +56,6 @@ class Reply:
     reason: str = ""
 
 
-@lru_cache(maxsize=8)
 def solver_version(solver: str) -> str:
     """The installed version.  Raises EngineMissing, with the command that installs it."""
     package = _PACKAGES[solver]
@@ -68,11 +66,9 @@ def solver_version(solver: str) -> str:
 
 
 def chosen(solver: str) -> tuple[str, ...]:
-    """The solvers to ask, all of which are there."""
+    """The solvers to ask, installed or not."""
     if solver not in CHOICES:
         raise BadOperation(f"unknown solver {solver!r} (known: {', '.join(CHOICES)})")
-    for name in CHOICES[solver]:
-        solver_version(name)
     return CHOICES[solver]
 
 

@@ -43,7 +43,6 @@ from kvclaims.spec.language import (
     both,
     children,
     eq,
-    free_vars,
     ite,
     membership,
     rebuild,
@@ -534,7 +533,7 @@ class _Writer:
     # -- terms
 
     def _clean(self, term: Term, scope: Mapping[Var, Term]) -> Term:
-        used = {v.name for t in scope.values() for v in free_vars(t)}
+        used = {v.name for t in scope.values() for v in t.free}
         return _renamed(_primed(term), self.taken | used)
 
     def _lines(self, term: Term, scope: Mapping[Var, Term] | None = None) -> list[str]:

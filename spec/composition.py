@@ -37,7 +37,6 @@ from kvclaims.spec.language import (
     Var,
     children,
     every,
-    free_vars,
     ite,
     rebuild,
     substitute,
@@ -190,7 +189,7 @@ def _require_apart(machine: Machine, action: Action, step: Step) -> None:
 def _forbid_capture(term: Term, values: Mapping[Var, Term]) -> None:
     bound = {part.var for part in subterms(term) if isinstance(part, Bind)}
     for param, arg in values.items():
-        if param != arg and bound & set(free_vars(arg)):
+        if param != arg and bound & set(arg.free):
             raise MachineError(f"{arg!r} for {param.name} would be bound in {term!r}")
 
 

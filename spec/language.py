@@ -13,10 +13,9 @@ Reading guide: `held(r, b)` applies a symbol; `&`, `|`, `~`, `>>` are and, or, n
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Final
 
 
@@ -50,13 +49,26 @@ NUMERIC: Final = frozenset({INT, NAT})
 
 
 @dataclass(frozen=True)
-class Term(ABC):
-    """A typed expression."""
+class Term:
+    """A typed expression: one of the kinds below, and no other."""
 
     @property
-    @abstractmethod
     def sort(self) -> Sort:
         """Of what kind the value is."""
+        raise NotImplementedError
+
+    @cached_property
+    def free(self) -> tuple[Var, ...]:
+        """Free variables in order of first occurrence."""
+        found: dict[Var, None] = {}
+        for child in children(self):
+            found.update(dict.fromkeys(child.free))
+        return tuple(found)
+
+    @cached_property
+    def speaks_of_new(self) -> bool:
+        """Whether some part of it is read in the state after a step."""
+        return any(child.speaks_of_new for child in children(self))
 
     def __and__(self, other: Term) -> Term:
         return Op("and", (self, other))
@@ -99,6 +111,10 @@ class Var(Term):
     @property
     def sort(self) -> Sort:
         return self.of
+
+    @cached_property
+    def free(self) -> tuple[Var, ...]:
+        return (self,)
 
 
 @dataclass(frozen=True)
@@ -163,6 +179,10 @@ class Bind(Term):
     def sort(self) -> Sort:
         return INT if self.kind == "total" else BOOL
 
+    @cached_property
+    def free(self) -> tuple[Var, ...]:
+        return tuple(var for var in self.body.free if var != self.var)
+
 
 @dataclass(frozen=True)
 class New(Term):
@@ -173,6 +193,10 @@ class New(Term):
     @property
     def sort(self) -> Sort:
         return self.body.sort
+
+    @cached_property
+    def speaks_of_new(self) -> bool:
+        return True
 
 
 TRUE: Final = Lit(True, BOOL)
@@ -255,6 +279,8 @@ def children(term: Term) -> tuple[Term, ...]:
 
 def rebuild(term: Term, parts: tuple[Term, ...]) -> Term:
     """The same term with other children."""
+    if all(part is child for part, child in zip(parts, children(term), strict=True)):
+        return term
     match term:
         case App() | Op():
             return replace(term, args=parts)
@@ -264,15 +290,20 @@ def rebuild(term: Term, parts: tuple[Term, ...]) -> Term:
 
 
 def subterms(term: Term) -> Iterator[Term]:
-    yield term
-    for child in children(term):
-        yield from subterms(child)
+    """The term and all its parts, each before its own parts."""
+    left = [term]
+    while left:
+        part = left.pop()
+        yield part
+        left.extend(reversed(children(part)))
 
 
 def substitute(term: Term, values: Mapping[Var, Term]) -> Term:
     """Replace free variables.  Values must not capture: bound names are unique in a machine."""
     if isinstance(term, Var):
         return values.get(term, term)
+    if not any(var in values for var in term.free):
+        return term
     if isinstance(term, Bind) and term.var in values:
         values = {k: v for k, v in values.items() if k != term.var}
     return rebuild(term, tuple(substitute(child, values) for child in children(term)))
@@ -316,18 +347,6 @@ def _apart(term: Bind, updates: tuple[Update, ...]) -> Bind:
     while fresh in taken:
         fresh = replace(fresh, name=fresh.name + "_")
     return replace(term, var=fresh, body=substitute(term.body, {term.var: fresh}))
-
-
-def free_vars(term: Term) -> tuple[Var, ...]:
-    """Free variables in order of first occurrence."""
-    if isinstance(term, Var):
-        return (term,)
-    found: dict[Var, None] = {}
-    for child in children(term):
-        found.update(dict.fromkeys(free_vars(child)))
-    if isinstance(term, Bind):
-        found.pop(term.var, None)
-    return tuple(found)
 
 
 # --- machines ----------------------------------------------------------------------------
@@ -399,7 +418,7 @@ class Action:
     updates: tuple[Update, ...]
     meaning: str
 
-    @property
+    @cached_property
     def enabled(self) -> Term:
         return both(*(guard.condition for guard in self.guards))
 
@@ -422,7 +441,7 @@ class Property:
 
     @property
     def of_steps(self) -> bool:
-        return self.on is not None or any(isinstance(t, New) for t in subterms(self.formula))
+        return self.on is not None or self.formula.speaks_of_new
 
 
 @dataclass(frozen=True)
@@ -538,17 +557,17 @@ def _check(machine: Machine) -> None:
                 fail(action.name, f"{target.symbol.name} cannot be updated")
             if not set(target.args) <= {*action.params, *update.over}:
                 fail(action.name, f"arguments of {target.symbol.name} must be variables")
-            loose = set(free_vars(update.value)) - {*action.params, *update.over}
+            loose = set(update.value.free) - {*action.params, *update.over}
             if loose:
                 fail(action.name, f"{loose} is not bound")
-        loose = set(free_vars(action.enabled)) - set(action.params)
+        loose = set(action.enabled.free) - set(action.params)
         if loose:
             fail(action.name, f"{loose} is not bound")
-        if any(isinstance(t, New) for t in subterms(action.enabled)):
+        if action.enabled.speaks_of_new:
             fail(action.name, "a guard speaks of the new state")
     for prop in machine.properties:
         bound = set(machine.action(prop.on).params) if prop.on else set()
-        if set(free_vars(prop.formula)) - bound:
+        if set(prop.formula.free) - bound:
             fail(prop.name, "the formula has free variables")
 
 

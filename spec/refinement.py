@@ -25,7 +25,6 @@ from kvclaims.spec.language import (
     Guard,
     Machine,
     MachineError,
-    New,
     Property,
     Symbol,
     Term,
@@ -39,7 +38,6 @@ from kvclaims.spec.language import (
     new,
     rebuild,
     substitute,
-    subterms,
     told_before,
 )
 
@@ -188,7 +186,7 @@ class Refinement:
 
     def _enabled(self, action: Action, number: int, guard: Guard) -> Property:
         enabled = self._seen(guard.condition)
-        if any(isinstance(term, New) for term in subterms(enabled)):
+        if enabled.speaks_of_new:
             enabled = _if(self._after, enabled)
         return Property(
             guard.protects[0],

@@ -21,7 +21,6 @@ from kvclaims.spec.language import (
     either,
     eq,
     every,
-    free_vars,
     lit,
     new,
     show,
@@ -56,7 +55,7 @@ def test_terms_are_shown_as_mathematics() -> None:
 
 
 def test_free_variables_are_those_no_binder_names() -> None:
-    assert free_vars(every(x, on(x) & on(y))) == (y,)
+    assert every(x, on(x) & on(y)).free == (y,)
 
 
 def test_substitution_leaves_bound_variables_alone() -> None:

@@ -113,7 +113,9 @@ def test_L7_the_trace_of_L3_is_whole_and_tells_the_story_in_order() -> None:
         "resident_claim_accepted",
         "resident_claim_materialized",
         "active_request_submitted",
+        "active_request_found",
         "active_request_deferred",
+        "active_request_found",
         "active_request_refused",
     ]
     assert kinds[kinds.index(story[0]) : -1] == story
