@@ -141,10 +141,14 @@ class Trusted:
 
 
 def search(
-    compiled: Compiled, trusted: Trusted | None = None, same: Symmetry | None = None
+    compiled: Compiled,
+    trusted: Trusted | None = None,
+    same: Symmetry | None = None,
+    until: frozenset[int] = frozenset(),
 ) -> Search:
-    """Cover the instance breadth first; of states that are the `same` one representative, whose
-    steps count for all that it stands for."""
+    """Cover the instance breadth first, or up to the level that breaks a property of `until`; of
+    states that are the `same` one representative, whose steps count for all that it stands for.
+    """
     found = Search([], {}, {}, Counter(), 0, 0)
     frontier: list[State] = []
     for state in compiled.initial:
@@ -156,7 +160,7 @@ def search(
             found.broken.setdefault(number, state)
         if not bad:
             frontier.append(state)
-    while frontier:
+    while frontier and not until & found.broken.keys():
         found.order += frontier
         found.depth += 1
         frontier = _next_level(compiled, found, frontier, trusted, same)

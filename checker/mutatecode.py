@@ -2,9 +2,11 @@
 
 Each mutant is judged in a forked process of its own: the changed module is compiled from its
 text and stands in the place of the original when it is imported there.  The checks are those of
-the project, the quickest first: every step of small instances (`checker.conform`), the litmus
-programs, random operations under supervision with the trace folded at the end, and for the
-monitor what it says of steps that are not allowed (`checker.monitorcheck`).
+the project, the quickest first: every step of small instances (`checker.conform`), random runs
+under supervision with the trace folded at the end, the litmus programs, and for the monitor what
+it says of steps that are not allowed (`checker.monitorcheck`).  Of the random runs only those are
+supervised in which the mutant shows anything else than the reference (`checker.recorded`); if no
+check objects to them, the pinned digest of all runs does.
 """
 
 from __future__ import annotations
@@ -13,11 +15,10 @@ import importlib
 import importlib.util
 import json
 import multiprocessing
-import random
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -32,14 +33,13 @@ from typing import Any, Final
 from kvclaims.checker import engines, litmus
 from kvclaims.checker.codemutants import CodeMutant, code_mutants
 from kvclaims.checker.conform import replay_instance
-from kvclaims.checker.drawing import CODE, Drawer, draw_config
 from kvclaims.checker.fates import Fate, Judged
 from kvclaims.checker.instances import PINNED
 from kvclaims.checker.programs import builtin
-from kvclaims.checker.supervise import Crash, features_of, open_supervised
+from kvclaims.checker.recorded import Recorded, differing, record
+from kvclaims.checker.supervise import Crash, open_supervised
 from kvclaims.checker.verdicts import Violation
 from kvclaims.spec.interface import Engine
-from kvclaims.spec.operations import parse
 from kvclaims.spec.vocabulary import Verdict
 
 ROOT: Final = Path(__file__).parents[1]
@@ -51,9 +51,11 @@ LIMIT_S: Final = 60.0
 """Seconds of processor time after which a mutant counts as one that never ends."""
 
 MEMORY: Final = 2 << 30
-SEED: Final = 8
-LENGTH: Final = 40
-"""Operations in one random run."""
+RUNS: Final = 400
+"""Random runs that are recorded."""
+
+SUPERVISED: Final = 5
+"""Runs that show a difference and are then supervised."""
 
 AUDIT_EVERY: Final = 3
 _LEDGER: Final = frozenset({"pool.py", "ledger.py", "claims.py", "engine.py"})
@@ -85,46 +87,41 @@ def _programs() -> Sequence[Any]:
     return sorted(builtin(), key=lambda program: (bool(program.fold), len(program.cases)))
 
 
-def survives_fuzzing(runs: range, engine: Engine) -> str | None:
-    """Random operations, the same for every mutant."""
-    features = features_of(engine)
-    for number in runs:
-        rng = random.Random(SEED * 1_000_003 + number)
-        config = draw_config(rng.randbytes(CODE), engine.block_size, features)
+@lru_cache(maxsize=1)
+def recorded() -> tuple[Recorded, ...]:
+    """What the reference as it is shows in random runs."""
+    engine = engines.find(REFERENCE)
+    return tuple(record(engine, number) for number in range(RUNS))
+
+
+def survives_fuzzing(runs: Iterable[Recorded], engine: Engine) -> str | None:
+    """The operations of the runs, supervised."""
+    for run in runs:
         try:
-            supervisor = open_supervised(engine, None, config, audit_every=AUDIT_EVERY)
+            supervisor = open_supervised(engine, None, run.config, audit_every=AUDIT_EVERY)
         except Crash as crash:
             return str(crash)
-        drawer = Drawer(config, features)
-        found: Sequence[Violation] = supervisor.findings
-        for _ in range(LENGTH):
-            if found or not supervisor.is_alive:
+        for operation in run.operations:
+            if supervisor.findings or not supervisor.is_alive:
                 break
-            found = supervisor.do(parse(drawer.draw(rng.randbytes(CODE), supervisor.seen)))
-        found = found or supervisor.close()
+            supervisor.do(operation)
+        found: Sequence[Violation] = supervisor.findings or supervisor.close()
         if found:
             return str(found[0])
     return None
 
 
-def checks_for(path: str) -> Iterator[tuple[str, Check]]:
-    """Every check by name, in the order in which they are likely to kill soon."""
-    small = ("conformance", partial(conforms, "pool/ways"))
-    fuzz = [("fuzzing", partial(survives_fuzzing, r)) for r in (range(6), range(6, 60))]
-    if Path(path).name in _LEDGER:
-        yield small
-        yield fuzz[0]
-        for name in ("pool/keys", "pool/soft-keys"):
+def checks_for(path: str, runs: Sequence[Recorded]) -> Iterator[tuple[str, Check]]:
+    """Every check by name, in the order in which they are likely to kill soon; `runs` are those
+    that are worth supervision."""
+    steps = Path(path).name in _LEDGER
+    if steps:
+        yield "conformance", partial(conforms, "pool/ways")
+    yield "fuzzing", partial(survives_fuzzing, runs)
+    yield "litmus", keeps_litmus
+    for name in ("pool/keys", "pool/soft-keys", "pool/soft-copies", "pool/requests"):
+        if steps:
             yield "conformance", partial(conforms, name)
-        yield "litmus", keeps_litmus
-        for name in ("pool/soft-copies", "pool/requests"):
-            yield "conformance", partial(conforms, name)
-        yield fuzz[1]
-    else:
-        yield fuzz[0]
-        yield "litmus", keeps_litmus
-        yield fuzz[1]
-        yield small
 
 
 # --- in a process of its own -------------------------------------------------------------
@@ -166,6 +163,7 @@ def judge(path: str, start: int, stop: int) -> list[Judged]:
 
 def baseline(path: str) -> str | None:
     """Which check the module fails as it is, None if none: then nothing can be judged by it."""
+    recorded()
     answer = in_child(_work(None, path))
     return f"{path} fails {answer.by}: {answer.detail}" if answer.by else None
 
@@ -188,6 +186,7 @@ def reference_modules() -> list[str]:
 
 
 def _judged(mutant: CodeMutant) -> Judged:
+    recorded()  # once, before the first process is forked
     begun = time.perf_counter()
     answer = in_child(_work(mutant, mutant.path))
     return Judged(
@@ -210,7 +209,11 @@ def reference_child(mutant: CodeMutant | None, path: str) -> Answer:
         engine = engines.find(REFERENCE)
     except Exception as error:  # noqa: BLE001  (whatever the mutant does)
         return Answer("import", f"{type(error).__name__}: {engines.first_line(error)}")
-    return _first_failing(checks_for(path), engine)
+    different = [*islice(differing(engine, recorded()), SUPERVISED)]
+    answer = _first_failing(checks_for(path, [run for run, _ in different]), engine)
+    if not answer.by and different:
+        return Answer("the runs", different[0][1])
+    return answer
 
 
 def monitor_child(mutant: CodeMutant | None) -> Answer:
@@ -235,7 +238,8 @@ def monitor_checks() -> Iterator[tuple[str, Check]]:
         return check_monitor(name, nth)
 
     yield "refusals", partial(refuses, "pool/ways", 23)
-    yield "false alarms", partial(survives_fuzzing, range(2))
+    runs = [record(engines.find(REFERENCE), number) for number in range(10)]
+    yield "false alarms", partial(survives_fuzzing, runs[:2])
     for name, nth in (
         ("pool/ways", 3),
         ("pool/soft-keys", 31),
@@ -245,7 +249,7 @@ def monitor_checks() -> Iterator[tuple[str, Check]]:
     ):
         yield "refusals", partial(refuses, name, nth)
     yield "false alarms", keeps_litmus
-    yield "false alarms", partial(survives_fuzzing, range(2, 10))
+    yield "false alarms", partial(survives_fuzzing, runs[2:])
 
 
 def _fresh(mutant: CodeMutant | None, parts: Sequence[str]) -> None:

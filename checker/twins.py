@@ -1,8 +1,9 @@
 """Must-fail twins of the machines: each guard left out in turn breaks exactly its rules.
 
-A check that stays green when its guard is gone shows nothing.  Every twin is explored over the
-pinned instances of its machine; the rules that break are held against what the guard is
-declared to protect, and the shortest run that breaks the first of them is kept.  Of the composed
+A check that stays green when its guard is gone shows nothing.  Every twin is searched in all
+pinned instances of its machine, from what is known of the whole one (`checker.altered`); the rules
+that break are held against what the guard is declared to protect, and a shortest run that breaks
+the first of them is kept.  Of the composed
 machine the guards that couple its parts have twins here; the others have theirs in the part.
 """
 
@@ -16,9 +17,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from kvclaims.checker.altered import Known, instances_of, pinned, search_altered
 from kvclaims.checker.explore import Counterexample, Trusted, counterexamples, search
-from kvclaims.checker.finite import State, compile_instance
-from kvclaims.checker.instances import MACHINES, PINNED
+from kvclaims.checker.finite import compile_instance
+from kvclaims.checker.instances import MACHINES
 from kvclaims.checker.slices import SLICES
 from kvclaims.checker.verdicts import Progress
 from kvclaims.spec.composed import RUNTIME
@@ -105,46 +107,58 @@ def guards() -> Iterator[tuple[str, str, int]]:
 
 
 def twin(machine: str, action: str, index: int) -> Twin:
+    """What breaks without the guard, in all pinned instances, and a shortest run in the smallest
+    instance that breaks the first of its rules."""
     start = time.perf_counter()
     declared = RUNTIME.machine if machine == RUNTIME.name else MACHINES[machine]
     guard = declared.action(action).guards[index]
-    shortest: dict[str, Counterexample] = {}
-    for name, build in (PINNED | SLICES).items():
-        instance = build()
-        at = _position(instance.machine, action, guard)
-        if instance.machine.name != machine or at is None:
-            continue
-        altered = without_guard(instance.machine, action, at)
-        compiled = compile_instance(replace(instance, machine=altered))
-        whole = Trusted(_reachable(name), action)
-        for found in counterexamples(compiled, search(compiled, whole)):
-            known = shortest.get(found.prop.rule)
-            if known is None or len(found.steps) < len(known.steps):
-                shortest[found.prop.rule] = found
+    broken: set[str] = set()
+    shortest: Counterexample | None = None
+    for known, altered in _without(machine, action, guard):
+        found = search_altered(known, altered, action)
+        rules = {altered.properties[number].rule for number in found.broken}
+        if not found.finished:
+            raise MachineError(f"{known.name} without {guard.why!r} has too many states")
+        broken |= rules
+        if shortest is None and guard.protects[0] in rules:
+            shortest = _shortest(known, altered, action, guard.protects[0])
     return Twin(
         machine,
         action,
         guard.why,
         guard.protects,
-        tuple(sorted(shortest)),
-        shortest.get(guard.protects[0]),
+        tuple(sorted(broken)),
+        shortest,
         time.perf_counter() - start,
     )
 
 
-def _position(machine: Machine, action: str, guard: Guard) -> int | None:
-    """Where the guard stands in the action; None where the machine has left one of them out."""
-    guards = next((a.guards for a in machine.actions if a.name == action), ())
-    return guards.index(guard) if guard in guards else None
+def _without(machine: str, action: str, guard: Guard) -> Iterator[tuple[Known, Machine]]:
+    """The instances in which the action has the guard, and what remains of each without it."""
+    composed = machine == RUNTIME.name
+    for name in SLICES if composed else instances_of(machine):
+        known = _slice(name) if composed else pinned(name)
+        actions = known.instance.machine.actions
+        guards = next((a.guards for a in actions if a.name == action), ())
+        if guard in guards:
+            at = guards.index(guard)
+            yield known, without_guard(known.instance.machine, action, at)
 
 
 @lru_cache
-def _reachable(name: str) -> dict[State, Any]:
-    """The states of the unaltered instance, all of whose steps keep every rule."""
-    found = search(compile_instance((PINNED | SLICES)[name]()))
-    if found.broken:
-        raise MachineError(f"{name} breaks a rule as declared: explore it first")
-    return dict.fromkeys(found.order)
+def _slice(name: str) -> Known:
+    return Known(SLICES[name](), name)
+
+
+def _shortest(known: Known, altered: Machine, action: str, rule: str) -> Counterexample:
+    """A shortest run of the altered machine that breaks the rule, which some run does."""
+    numbers = frozenset(i for i, prop in enumerate(altered.properties) if prop.rule == rule)
+    compiled = compile_instance(replace(known.instance, machine=altered))
+    found = search(compiled, Trusted(known.number, action), until=numbers)
+    return min(
+        (c for c in counterexamples(compiled, found) if c.prop.rule == rule),
+        key=lambda counterexample: len(counterexample.steps),
+    )
 
 
 def run_twins(progress: Progress | None = None, workers: int = 2) -> TwinReport:

@@ -1,0 +1,137 @@
+"""Random runs of an engine and what was seen of each, operation by operation.
+
+Where two versions of an engine differ in any answer, event, allocator step or state, playing the
+recorded runs shows the first operation that tells them apart.  That judges nothing: it says which
+runs are worth judging, and where no run differs none has to be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvclaims.checker.drawing import CODE, Drawer, draw_config
+from kvclaims.checker.supervise import features_of
+from kvclaims.spec.interface import (
+    BadOperation,
+    Engine,
+    NotExposed,
+    Observation,
+    PoolConfig,
+    Runtime,
+)
+from kvclaims.spec.operations import NoProgress, Operation, parse, perform
+
+SEED: Final = 8
+LENGTH: Final = 40
+"""Operations in one run."""
+
+DRAIN: Final = 40
+"""Steps that end every request of a run, if nothing outside holds it up."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run: its pool, its operations, and a digest of what was seen after each."""
+
+    number: int
+    config: PoolConfig
+    operations: tuple[Operation, ...]
+    seen: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """Of all that was seen in it."""
+        return hashlib.sha256("".join(self.seen).encode()).hexdigest()[:16]
+
+
+class _Watched:
+    """A runtime, and all that shows from outside after an operation."""
+
+    def __init__(self, engine: Engine, config: PoolConfig) -> None:
+        self.runtime: Runtime = engine.open(config, "recorded")
+        self._steps: list[Any] = []
+        self._told = 0
+        self.runtime.listen(self._steps.append)
+
+    def do(self, operation: Operation) -> str:
+        """What the operation was answered and what it told."""
+        try:
+            answer = perform(self.runtime, operation)
+        except (BadOperation, NotExposed, NoProgress) as error:
+            answer = f"{type(error).__name__}: {error}"
+        return _digest(answer, self._events(), self._steps_since())
+
+    def close(self) -> str:
+        """What is left of the run: the whole pool, and the last events."""
+        snapshot = self.runtime.snapshot()
+        memory = self.runtime.fingerprint(tuple(snapshot.facts))
+        left = self.runtime.observe(), snapshot, memory
+        self.runtime.close()
+        return _digest(*left, self._events())
+
+    def _events(self) -> list[Any]:
+        events = self.runtime.events()
+        new, self._told = events[self._told :], len(events)
+        return [(e.event, e.claim_id, e.generation, e.request_id, e.data) for e in new]
+
+    def _steps_since(self) -> list[Any]:
+        steps = [(s.action, s.args, s.facts, s.free) for s in self._steps]
+        self._steps.clear()
+        return steps
+
+
+def _digest(*seen: object) -> str:
+    return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
+
+
+def draw_run(engine: Engine, number: int) -> tuple[PoolConfig, Callable[[Observation], Operation]]:
+    """The pool of the run of that number, and what draws the next operation."""
+    rng = random.Random(SEED * 1_000_003 + number)
+    features = features_of(engine)
+    config = draw_config(rng.randbytes(CODE), engine.block_size, features)
+    drawer = Drawer(config, features)
+
+    def following(seen: Observation) -> Operation:
+        operation = parse(drawer.draw(rng.randbytes(CODE), seen))
+        # A request that loads for ever would be waited for as long as that.
+        return Operation("step", {"times": DRAIN}) if operation.op == "drain" else operation
+
+    return config, following
+
+
+def record(engine: Engine, number: int) -> Recorded:
+    """Draw the run of that number and note what the engine shows."""
+    config, following = draw_run(engine, number)
+    watched = _Watched(engine, config)
+    operations, seen = [], []
+    for _ in range(LENGTH):
+        operations.append(following(watched.runtime.observe()))
+        seen.append(watched.do(operations[-1]))
+    return Recorded(number, config, tuple(operations), (*seen, watched.close()))
+
+
+def differs(engine: Engine, run: Recorded) -> str | None:
+    """The first operation of the run after which the engine shows something else, None if none.
+
+    Raises whatever the engine raises."""
+    watched = _Watched(engine, run.config)
+    for number, (operation, seen) in enumerate(zip(run.operations, run.seen, strict=False), 1):
+        if watched.do(operation) != seen:
+            return f"run {run.number}, operation {number}: {operation}"
+    return None if watched.close() == run.seen[-1] else f"run {run.number}: when it is closed"
+
+
+def differing(engine: Engine, runs: tuple[Recorded, ...]) -> Iterator[tuple[Recorded, str]]:
+    """The runs in which the engine does not show what was recorded, and where; one that raises
+    differs."""
+    for run in runs:
+        try:
+            where = differs(engine, run)
+        except Exception as error:  # noqa: BLE001  (whatever another version does)
+            where = f"run {run.number}: {type(error).__name__}: {error}"
+        if where is not None:
+            yield run, where
