@@ -41,7 +41,6 @@ test: setup ## run the test suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 docs: setup ## build the documentation into site/
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/core.txt -r requirements/docs.txt
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 lint: setup ## ruff and mypy --strict

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from vllm_world import NEEDS_VLLM
 
-pytestmark = [*NEEDS_VLLM, pytest.mark.slow]
+pytestmark = NEEDS_VLLM
 
 
+@pytest.mark.slow
 def test_the_papers_figures_are_ours() -> None:
     from kvclaims.bridge.vllm.serving_bench import paper
 

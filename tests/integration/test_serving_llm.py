@@ -59,7 +59,3 @@ def test_an_example_says_what_it_shows(said: str, example: str) -> None:
     lines = said.splitlines()
     at = lines.index(SAID[example][0])
     assert lines[at : at + len(SAID[example])] == SAID[example]
-
-
-def test_every_example_is_run() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*SAID, "engine"}
