@@ -2,7 +2,8 @@
 
 An engine object may say more of itself than `spec.interface.Engine` asks: `package`, the import
 package under test (default: its name up to a dash; the reference has none, it is part of
-kvclaims), `block_size`, the tokens in a block of the programs it runs (default 16), and
+kvclaims), `block_size`, the tokens in a block of the programs it runs (default 16),
+`fuzz_block_size`, the same in fuzzing (default: that of programs; small ones fill soon), and
 `follows_reference`, False where its order of eviction is its own, so that the reference is not run
 beside it (default True).
 """

@@ -306,7 +306,19 @@ def _alike(ours: Observation, theirs: Observation) -> bool:
         and ours.claims == theirs.claims
         and ours.resident.keys() == theirs.resident.keys()
         and ours.requests.keys() == theirs.requests.keys()
-        and all(_request(ours, r) == _request(theirs, r) for r in ours.requests)
+        and all(_same_request(ours.requests[r], theirs.requests[r]) for r in ours.requests)
+    )
+
+
+def _same_request(ours: RequestView, theirs: RequestView) -> bool:
+    return (
+        ours.state == theirs.state
+        and ours.outcome is theirs.outcome
+        and len(ours.blocks) == len(theirs.blocks)
+        and ours.hit_blocks == theirs.hit_blocks
+        and ours.shortfall == theirs.shortfall
+        and ours.blocking_claims == theirs.blocking_claims
+        and ours.computed == theirs.computed
     )
 
 

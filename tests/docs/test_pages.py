@@ -79,7 +79,7 @@ def session(page: str) -> list[Command]:
 def timeless(text: str) -> str:
     """Without what differs from run to run: times, the spaces that align them, and folders."""
     text = re.sub(r"\(/[^)]*/(\w+)\)", r"(\1)", text)
-    text = re.sub(r"\d[\d,.]*(?= s\b| states/s| a second)", "T", text)
+    text = re.sub(r"\d[\d,.]*(?= s\b| states/s| a CPU second)", "T", text)
     return "\n".join(re.sub(r"\s+", " ", line).strip() for line in text.splitlines())
 
 
