@@ -14,10 +14,10 @@ PYTEST_ARGS ?= -n auto -m 'not slow'
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup gate gpu-check detection test docs lint format clean
+.PHONY: help setup gate gpu-check detection test docs benchmarks lint format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 setup: ## install everything into .venv (starts at once when nothing changed)
 	@sh tools/setup.sh --engine '$(ENGINE)'
@@ -42,6 +42,13 @@ test: setup ## run the test suite
 
 docs: setup ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
+benchmarks: setup ## what it costs, held against benchmarks/baselines (minutes, on a quiet machine)
+	@$(BIN)/python benchmarks/arbiter.py --compare
+	@$(BIN)/python benchmarks/exploration.py --sizes S,M --compare
+	@$(BIN)/python benchmarks/monitor.py --compare
+	@$(BIN)/python benchmarks/serving.py overhead --compare
+	@$(BIN)/python benchmarks/elastic.py --compare
 
 lint: setup ## ruff and mypy --strict
 	@$(BIN)/ruff check .
