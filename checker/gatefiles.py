@@ -96,12 +96,20 @@ Located = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def _located(report: GateReport, progress: Progress) -> Located:
-    """Where in the engine each counterexample breaks its rule, by running it again."""
+    """Where in the engine the first counterexample of each rule breaks it, by running it again.
+
+    Each is a process that loads the engine, and others of the rule most often break at the same
+    line: a badly broken engine must not keep its owner waiting for all of them.
+    """
     found: dict[str, Sequence[Mapping[str, Any]]] = {}
+    seen: set[tuple[str, str]] = set()
     for part in report.parts:
         if part.engine is None or part.engine == REFERENCE:
             continue
-        for number, _ in enumerate(part.violations, 1):
+        for number, violation in enumerate(part.violations, 1):
+            if (kind := (part.engine, violation["rule"])) in seen:
+                continue
+            seen.add(kind)
             name = part.counterexample(number)
             progress(f"looking for the line behind {name}")
             found[name] = _places(report.output / name)

@@ -360,10 +360,14 @@ def page_of_gate(data: Mapping[str, Any], folder: Path, progress: Progress) -> P
     checks = tuple(_check(part, data) for part in data["parts"])
     violations = list(data.get("violations", ()))
     cases = []
-    for number, raw in enumerate(violations[:MOST_CASES]):
+    drawn: set[tuple[str, str]] = set()
+    for raw in violations[:MOST_CASES]:
         file = folder / "counterexamples" / Path(str(raw["file"])).name
-        progress(f"running {file.name} again")
-        draws = number < MOST_LINES
+        kind = str(raw["part"]), str(raw["rule"])
+        draws = kind not in drawn and len(drawn) < MOST_LINES
+        if draws:
+            drawn.add(kind)
+            progress(f"running {file.name} again")
         cases.append(case_of(raw, str(raw["part"]), file, str(raw["file"]), draws=draws))
     shows, notes = _founding_of(folder / "trace.jsonl")
     judged = [check.verdict for check in checks if check.verdict != NOT_RUN]
