@@ -4,8 +4,10 @@
     python benchmarks/monitor.py --whole                and a whole engine on this CPU
     python benchmarks/monitor.py --compare              hold it against what was kept (--save)
 
-Goals: above 0.7 of the bare allocator benchmark, above 0.97 of a whole engine, and no slower as the
-pool grows from 1,000 to 100,000 blocks.  A goal that is missed is said, and the exit code is 1.
+Goals: on the allocator benchmark (a chat: some two hundred tokens asked, as many answered) above
+0.7 of the bare scheduler, above 0.97 of a whole engine, and no slower as the pool grows from 1,000
+to 100,000 blocks.  A goal that is missed is said, and the exit code is 1.  Where prompts are long
+and answers short the monitor has three times as much to judge in a step: told, without a goal.
 What is run stands in `kvclaims.bridge.vllm.monitor_bench`; times are of the processor.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 import figures
 from figures import Figure
@@ -21,9 +24,9 @@ from figures import Figure
 from kvclaims.bridge.vllm import monitor_bench as bench
 from kvclaims.spec.interface import EngineMissing
 
-ALLOCATOR_GOAL = 0.7
-WHOLE_GOAL = 0.97
-GROWTH_GOAL = 0.9
+ALLOCATOR_GOAL: Final = 0.7
+WHOLE_GOAL: Final = 0.97
+GROWTH_GOAL: Final = 0.9
 """Watched steps a second in the largest pool against the smallest: equal but for noise."""
 
 
@@ -38,15 +41,16 @@ def main() -> int:
     try:
         pools = [int(size) for size in given.pools.split(",")]
         costs = [bench.allocator(size, given.steps, given.rounds) for size in pools]
+        prefill = bench.allocator(pools[0], given.steps, given.rounds, bench.PREFILL)
         whole = [bench.whole_engine(given.steps, given.rounds)] if given.whole else []
     except (EngineMissing, ValueError) as error:
         print(f"monitor: {error}", file=sys.stderr)
         return 2
-    print(table([*costs, *whole]))
+    print(table([*costs, prefill, *whole]))
     missed = list(missed_goals(costs, whole))
     for line in missed:
         print(f"MISSED: {line}")
-    return int(bool(missed)) or figures.finish(figures_of([*costs, *whole]), given)
+    return int(bool(missed)) or figures.finish(figures_of([*costs, prefill, *whole]), given)
 
 
 def table(costs: Sequence[bench.Cost]) -> str:
@@ -72,7 +76,7 @@ def missed_goals(costs: Sequence[bench.Cost], whole: Sequence[bench.Cost]) -> li
     ]
     growth = costs[0].watched / costs[-1].watched
     if growth < GROWTH_GOAL:
-        found.append(f"{costs[-1].name}: {growth:.3f} of the steps in a {costs[0].name}")
+        found.append(f"{costs[-1].name}: {growth:.3f} of the steps a second of {costs[0].name}")
     return found
 
 

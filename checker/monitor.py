@@ -10,7 +10,7 @@ compares the whole pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from kvclaims.checker.stepcode import Compiler, Shadow, Step
@@ -18,9 +18,6 @@ from kvclaims.checker.verdicts import Violation
 from kvclaims.spec import claims, pool
 from kvclaims.spec.interface import BlockFacts, PoolSnapshot, PoolStep
 from kvclaims.spec.language import Sort
-
-_Compiled = tuple[Step, list[tuple[str, Callable[[Any], Any]]]]
-"""An action over a shadow, and by each parameter's name what its argument goes through."""
 
 _ACTIONS: Final = {action.name: action for action in pool.ACTIONS}
 
@@ -41,10 +38,10 @@ class Monitor:
         self.steps = 0
         self.fired: dict[str, int] = dict.fromkeys(_ACTIONS, 0)
         self._compiler = Compiler(self.shadow)
-        self._compiled: dict[str, _Compiled] = {}
+        self._compiled: dict[str, Step] = {}
         tables = self.shadow.tables
         self._ref, self._queued = tables[pool.ref], tables[pool.queued]
-        self._free, self._keys = tables[pool.free], tables[pool.key].index[0]
+        self._free, self._keys = tables[pool.free], tables[pool.key].by(0)
         everything = [b for b in blocks if b != null_block]
         for block in everything:
             self.shadow.meet(pool.BLOCK, block)
@@ -64,36 +61,15 @@ class Monitor:
         """Take one step: guards, updates, then the engine's facts against the shadow."""
         self.steps += 1
         self.fired[step.action] += 1
-        compiled, params = self._compiled.get(step.action) or self._compile(step.action)
-        args = [meet(step.args[name]) for name, meet in params]
-        for number in compiled.broken(*args):
-            guard = compiled.action.guards[number]
-            self._report(guard.protects[0], f"not so: {guard.why}", step)
-        for table, place, value in compiled.changes(*args):
-            table.set(place, value)
+        compiled = self._compiled.get(step.action) or self._compile(step.action)
+        compiled.take(step.args, lambda broken: self._report(broken, step, compiled))
         if step.facts or step.free is not None:
             self._compare(step)
 
-    def _compile(self, action: str) -> _Compiled:
+    def _compile(self, action: str) -> Step:
         """The action over this shadow, when it is first taken."""
-        declared = _ACTIONS[action]
-        params = [(param.name, self._meeting(param.sort)) for param in declared.params]
-        self._compiled[action] = self._compiler.action(declared), params
+        self._compiled[action] = self._compiler.action(_ACTIONS[action])
         return self._compiled[action]
-
-    def _meeting(self, sort: Sort) -> Callable[[Any], Any]:
-        """What makes an argument an element of the machine."""
-        if sort.values:
-            return sort.values.index
-        known = self.shadow.known.get(sort)
-        if known is None:
-            return lambda given: given
-
-        def meet(given: Any) -> Any:
-            known.setdefault(given)
-            return given
-
-        return meet
 
     def audit(self, snapshot: PoolSnapshot) -> None:
         """Compare the whole pool with the shadow, and the pool with itself (B1 to B3, B6)."""
@@ -128,11 +104,14 @@ class Monitor:
     def _is_so(self, block: int, facts: BlockFacts) -> bool:
         """The usual case, told quickly."""
         place = (block,)
-        return (
-            self._ref.values.get(place, 0) == facts.ref
-            and bool(self._queued.values.get(place)) is facts.queued
-            and {p[1] for p in self._keys.get(block, ())} == set(facts.keys)
-        )
+        if self._ref.values.get(place, 0) != facts.ref:
+            return False
+        if (place in self._queued.values) is not facts.queued:
+            return False
+        keys = self._keys.get(block)
+        if keys is None or not facts.keys:
+            return keys is None and not facts.keys
+        return {p[1] for p in keys} == set(facts.keys)
 
     def _compare_block(self, where: str, block: int, facts: BlockFacts) -> None:
         get = self.shadow.get
@@ -170,20 +149,24 @@ class Monitor:
             )
         )
 
-    def _report(self, rule: str, message: str, step: PoolStep) -> None:
-        """What the step's block was like before it is told too."""
+    def _report(self, broken: Sequence[int], step: PoolStep, compiled: Step) -> None:
+        """Guards that do not hold, with what the step's block was like before it."""
         before: dict[str, Any] = {}
         block = step.args.get(pool.b.name)
         if block is not None:
+            index = self.shadow.index
             before = {
                 "ref": self.shadow.get(pool.ref, (block,)),
                 "queued": bool(self.shadow.get(pool.queued, (block,))),
-                "holders": sorted(p[0] for p in self.shadow.index[pool.held, 1].get(block, ())),
-                "covered by": sorted(
-                    p[0] for p in self.shadow.index[pool.covers, 1].get(block, ())
-                ),
+                "holders": sorted(p[0] for p in index[pool.held, 1].get(block, ())),
+                "covered by": sorted(p[0] for p in index[pool.covers, 1].get(block, ())),
             }
-        self.violations.append(Violation(rule, message, shown_step(step), before))
+        for number in broken:
+            guard = compiled.action.guards[number]
+            message = f"not so: {guard.why}"
+            self.violations.append(
+                Violation(guard.protects[0], message, shown_step(step), dict(before))
+            )
 
 
 def shown_step(step: PoolStep) -> str:

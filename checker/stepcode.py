@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from kvclaims.spec.language import (
     BOOL,
+    NUMERIC,
     Action,
     App,
     Bind,
@@ -40,36 +41,44 @@ Change = tuple["Table", Place, Any]
 class Table:
     """A symbol's places whose value is not the default (false, zero, first value).
 
-    `index[i]` finds the places by their element at `i`; `total` is the sum of all values.
+    `total` is the sum of all values; `by(i)` finds the places by their element at `i`.
     """
 
-    __slots__ = ("index", "symbol", "total", "values")
+    __slots__ = ("_indexes", "symbol", "total", "values")
 
     def __init__(self, symbol: Symbol) -> None:
         self.symbol = symbol
         self.values: dict[Place, Any] = {}
-        self.index: tuple[dict[Element, set[Place]], ...] = tuple(
-            defaultdict(set) for _ in symbol.domain
-        )
         self.total = 0
+        self._indexes: dict[int, dict[Element, set[Place]]] = {}
+
+    def by(self, i: int) -> dict[Element, set[Place]]:
+        """An index: made when it is first asked for, and kept from then on."""
+        if i not in self._indexes:
+            index = self._indexes[i] = defaultdict(set)
+            for place in self.values:
+                index[place[i]].add(place)
+        return self._indexes[i]
 
     def set(self, place: Place, value: Any) -> None:
-        old = self.values.get(place, 0)
+        values = self.values
+        old = values.get(place, 0)
         if old == value:
             return
-        self.total += int(value) - int(old)
+        self.total += value - old
         if value:
-            self.values[place] = value
-            if not old:
-                for index, element in zip(self.index, place, strict=True):
-                    index[element].add(place)
+            values[place] = value
+            if old:
+                return
+            for i, index in self._indexes.items():
+                index[place[i]].add(place)
             return
-        del self.values[place]
-        for index, element in zip(self.index, place, strict=True):
-            places = index[element]
+        del values[place]
+        for i, index in self._indexes.items():
+            places = index[place[i]]
             places.discard(place)
             if not places:
-                del index[element]
+                del index[place[i]]
 
 
 class Shadow:
@@ -79,17 +88,15 @@ class Shadow:
         self.machine = machine
         self.tables: dict[Symbol, Table] = {}
         self.values: dict[Symbol, dict[Place, Any]] = {}
-        self.index: dict[tuple[Symbol, int], dict[Element, set[Place]]] = {}
         for symbol in machine.symbols:
             self.adopt(symbol, Table(symbol))
+        self.index = _Indexes(self.tables)
         self.known: dict[Sort, dict[Element, None]] = {s: {} for s in machine.sorts}
 
     def adopt(self, symbol: Symbol, table: Table) -> None:
         """Let the symbol be this table, which may be another shadow's too."""
         self.tables[symbol] = table
         self.values[symbol] = table.values
-        for i, index in enumerate(table.index):
-            self.index[symbol, i] = index
 
     def get(self, symbol: Symbol, place: Place) -> Any:
         return self.tables[symbol].values.get(place, 0)
@@ -104,14 +111,28 @@ class Shadow:
 
 
 @dataclass(frozen=True)
+class _Indexes:
+    """Every index of a shadow's tables, by symbol and position."""
+
+    tables: Mapping[Symbol, Table]
+
+    def __getitem__(self, of: tuple[Symbol, int]) -> dict[Element, set[Place]]:
+        symbol, i = of
+        return self.tables[symbol].by(i)
+
+
+@dataclass(frozen=True)
 class Step:
-    """An action over a shadow; both functions take the parameters in order."""
+    """An action over a shadow."""
 
     action: Action
     broken: Callable[..., tuple[int, ...]]
-    """The numbers of the guards that do not hold."""
+    """The numbers of the guards that do not hold; takes the parameters in order."""
     changes: Callable[..., list[Change]]
-    """What the step writes, read in the state before it."""
+    """What the step writes, read in the state before it; takes the parameters in order."""
+    take: Callable[[Mapping[str, Any], Callable[[tuple[int, ...]], None]], None]
+    """The whole step: takes arguments by name as they are told, meets them, says which guards do
+    not hold if any does not, and writes."""
 
 
 class Compiler:
@@ -122,8 +143,7 @@ class Compiler:
 
     def action(self, action: Action) -> Step:
         """The guards and updates of an action."""
-        broken, changes = self._made(_of_action(action))
-        return Step(action, broken, changes)
+        return Step(action, *self._made(_of_action(action)))
 
     def term(self, term: Term) -> Reader:
         """A term whose free variables are read from an environment."""
@@ -158,7 +178,9 @@ class _Grip:
                 return table.values
             case "table":
                 return table
-        return table.index[int(self.what)]
+            case "set":
+                return table.set
+        return table.by(int(self.what))
 
 
 @dataclass(frozen=True)
@@ -175,16 +197,16 @@ _TEXTS: Final[dict[int, _Text]] = {}
 
 def _of_action(action: Action) -> _Text:
     if id(action) not in _TEXTS:
-        writer = _Writer()
+        writer = _Writer(action.params)
         params = ", ".join(writer.name(p) for p in action.params)
-        lines = [f"def broken({params}):", " found = ()"]
-        for number, guard in enumerate(action.guards):
-            lines += [f" if not {writer.term(guard.condition)}:", f"  found += ({number},)"]
-        lines += [" return found", f"def changes({params}):", " out = []"]
-        for update in action.updates:
-            lines += writer.update(update)
-        lines.append(" return out")
-        _TEXTS[id(action)] = writer.text(action, lines, "broken, changes")
+        guards, changes = list(writer.guards(action)), list(writer.changes(action))
+        writes, meets = list(writer.writes(action)), list(writer.meets(action))
+        places = writer.places()
+        lines = [f"def broken({params}):", *places, *guards, " return found"]
+        lines += [f"def changes({params}):", *places, " out = []", *changes, " return out"]
+        lines += ["def take(args, report):", *meets, *places, *guards]
+        lines += [" if found:", "  report(found)", *writes]
+        _TEXTS[id(action)] = writer.text(action, lines, "broken, changes, take")
     return _TEXTS[id(action)]
 
 
@@ -195,11 +217,16 @@ def _of_term(term: Term, free: Sequence[Var]) -> _Text:
 
 
 class _Writer:
-    """Writes terms as Python expressions, and notes what they take hold of."""
+    """Writes terms as Python expressions, and notes what they take hold of.
 
-    def __init__(self) -> None:
+    A place of parameters alone is made once, at the beginning.
+    """
+
+    def __init__(self, params: Sequence[Var] = ()) -> None:
+        self._params = frozenset(params)
         self._grips: dict[_Grip, str] = {}
         self._names: dict[Var, str] = {}
+        self._places: dict[tuple[Term, ...], str] = {}
 
     def text(self, source: Any, lines: Sequence[str], result: str) -> _Text:
         whole = [f"def make({', '.join(self._grips.values())}):"]
@@ -224,16 +251,49 @@ class _Writer:
             case Op(kind, args):
                 return _operation(kind, [self.term(a) for a in args])
             case Bind("some", var, body):
-                return f"any({self._each(var, body, self.term(body))})"
+                return self._some(var, body)
             case Bind("every", var, body):
-                wrong = negation(body)
-                return f"(not any({self._each(var, wrong, self.term(wrong))}))"
+                return f"(not {self._some(var, negation(body))})"
             case Bind("total", var, body):
                 return self._total(var, body)
         raise TypeError(f"cannot be monitored: {term!r}")
 
-    def _place(self, args: Sequence[Term]) -> str:
+    def _place(self, args: tuple[Term, ...]) -> str:
+        if args and all(a in self._params for a in args):
+            return self._places.setdefault(args, f"p{len(self._places)}")
         return "(" + "".join(f"{self.term(a)}, " for a in args) + ")"
+
+    def places(self) -> list[str]:
+        return [
+            f" {name} = ({''.join(f'{self.term(a)}, ' for a in args)})"
+            for args, name in self._places.items()
+        ]
+
+    def guards(self, action: Action) -> Iterator[str]:
+        yield " found = ()"
+        for number, guard in enumerate(action.guards):
+            yield f" if not {self.term(guard.condition)}:"
+            yield f"  found += ({number},)"
+
+    def meets(self, action: Action) -> Iterator[str]:
+        """Arguments as they are told become elements of the machine."""
+        for param in action.params:
+            told, name, sort = f"args[{param.name!r}]", self.name(param), param.sort
+            if sort.values:
+                told = f"{ ({value: i for i, value in enumerate(map(str, sort.values))})!r}[{told}]"
+            yield f" {name} = {told}"
+            if not sort.values and sort != BOOL and sort not in NUMERIC:
+                yield f" {self.grip('known', sort)}.setdefault({name})"
+
+    def _some(self, var: Var, body: Term) -> str:
+        """Most often there is nothing to look at, or nothing more to ask of what is there."""
+        found = self._narrow(var, body)
+        if len(found) != 1 or found[0].index is None:
+            return f"any({self._each(var, body, self.term(body))})"
+        there = f"({found[0].index} in {found[0].of})"
+        if isinstance(body, App):
+            return there
+        return f"({there} and any({self._each(var, body, self.term(body))}))"
 
     def _each(self, var: Var, condition: Term, value: str) -> str:
         return f"{value} for {self.name(var)} in {self.source(var, condition)}"
@@ -261,15 +321,35 @@ class _Writer:
         name = self.name(var)
         return f"({rest}sum(1 for {name} in {self.source(var, counted)} if {holds}))"
 
-    def update(self, update: Update) -> Iterator[str]:
-        table, place = self.grip("table", update.target.symbol), self._place(update.target.args)
-        if not update.over:
-            yield f" out.append(({table}, {place}, {self.term(update.value)}))"
-            return
-        (var,) = update.over
-        value = self.term(update.value)
-        yield f" for {self.name(var)} in {self.source(var, _where(update))}:"
-        yield f"  out.append(({table}, {place}, {value}))"
+    def changes(self, action: Action) -> Iterator[str]:
+        for update in action.updates:
+            table = self.grip("table", update.target.symbol)
+            place, value = self._place(update.target.args), self.term(update.value)
+            written = f"out.append(({table}, {place}, {value}))"
+            if update.over:
+                (var,) = update.over
+                yield f" for {self.name(var)} in {self.source(var, _where(update))}:"
+                yield f"  {written}"
+            else:
+                yield f" {written}"
+
+    def writes(self, action: Action) -> Iterator[str]:
+        """The same at once: everything is read before anything is written."""
+        last = []
+        for number, update in enumerate(action.updates):
+            write = self.grip("set", update.target.symbol)
+            place, value = self._place(update.target.args), self.term(update.value)
+            if update.over:
+                (var,) = update.over
+                each = f"for {self.name(var)} in {self.source(var, _where(update))}"
+                yield f" w{number} = [({place}, {value}) {each}]"
+                last.append(f" for one in w{number}: {write}(*one)")
+            elif isinstance(update.value, Lit):
+                last.append(f" {write}({place}, {value})")
+            else:
+                yield f" w{number} = {value}"
+                last.append(f" {write}({place}, w{number})")
+        yield from last
 
     # -- where to look
 
@@ -297,7 +377,7 @@ class _Writer:
     def _asserted(self, var: Var, part: Term, hidden: tuple[Var, ...]) -> tuple[_Source, ...]:
         match part:
             case Op("lt", (Lit(0, _), App(symbol, (argument,)))) if argument == var:
-                return (_Source(f"[p[0] for p in {self.grip('values', symbol)}]", 2),)
+                return (self._all_of(symbol, 2),)
             case Op("or", (one, other)):
                 both = self._narrow(var, one, hidden), self._narrow(var, other, hidden)
                 return both[0] + both[1] if all(both) else ()
@@ -309,20 +389,29 @@ class _Writer:
 
     def _placed(self, var: Var, part: App, hidden: tuple[Var, ...]) -> _Source:
         mine = part.args.index(var)
+        if len(part.args) == 1:
+            return self._all_of(part.symbol, 1)
         for i, other in enumerate(part.args):
             if isinstance(other, Var) and other != var and other not in hidden:
-                index = self.grip(str(i), part.symbol)
-                found = f"p[{mine}] for p in {index}.get({self.name(other)}, ())"
-                return _Source(f"[{found}]" if len(part.args) == 2 else f"{{{found}}}", 0)
+                index, name = self.grip(str(i), part.symbol), self.name(other)
+                found = f"p[{mine}] for p in {index}.get({name}, ())"
+                text = f"[{found}]" if len(part.args) == 2 else f"{{{found}}}"
+                return _Source(text, 0, name, index)
         return _Source(f"tuple({self.grip(str(mine), part.symbol)})", 1)
+
+    def _all_of(self, symbol: Symbol, cost: int) -> _Source:
+        return _Source(f"[p[0] for p in {self.grip('values', symbol)}]", cost)
 
 
 @dataclass(frozen=True)
 class _Source:
-    """An expression for values of a variable; the `cost` of one that another element finds is 0."""
+    """An expression for values of a variable; the `cost` of one that another element finds is 0:
+    it looks for `index` in `of`, which has no empty entries."""
 
     text: str
     cost: int
+    index: str | None = None
+    of: str = ""
 
 
 _INFIX: Final = {
