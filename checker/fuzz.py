@@ -292,7 +292,6 @@ class FuzzReport:
             "steps": self.steps,
             "events": self.events,
             "monitored_steps": self.monitored,
-            "monitored_per_cpu_second": round(self.rate),
             "blocks_read": self.reads,
             "edges": self.edges,
             "floor": self.floor,

@@ -136,12 +136,19 @@ def moves(operation: Operation, before: Observation, after: Observation) -> Iter
 
 
 def let_go(operation: Operation, before: Observation, after: Observation) -> Iterator[Broken]:
-    """What may not be given up: blocks that a transfer writes, a promise that could be kept."""
+    """What may not be given up: blocks that a transfer writes, a promise that could be kept; and
+    what has to be: the blocks of a request that was aborted, as no step writes for it later."""
     if operation.op == "abort":
         name = operation.fields["request"]
-        was = before.requests.get(name)
-        if was is not None and was.state == "loading" and not after.requests[name].blocks:
-            yield "B5", f"request {name} was aborted, and its blocks freed under a transfer"
+        was, now = before.requests.get(name), after.requests[name]
+        if was is not None and was.state == "loading":
+            if not now.blocks:
+                yield "B5", f"request {name} was aborted, and its blocks freed under a transfer"
+        elif now.state != "finished":
+            yield (
+                "B7",
+                f"request {name} was aborted, is {now.state} and keeps {len(now.blocks)} blocks",
+            )
     if operation.op in FAULTS:
         for name, claim in after.claims.items():
             last = before.claims.get(name)
