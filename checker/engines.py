@@ -11,13 +11,13 @@ beside it (default True).
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Final, TextIO, cast
 
+from kvclaims.checker import children
 from kvclaims.checker.verdicts import Report
 from kvclaims.spec.interface import BadOperation, Engine, EngineInfo, EngineMissing
 
@@ -106,7 +106,8 @@ def rerun_with_path(folder: Path, arguments: Sequence[str], out: TextIO) -> int 
     environment = {**os.environ, "PYTHONPATH": path, PATH_VARIABLE: resolved}
     command = [sys.executable, "-m", "kvclaims.checker.cli", *arguments]
     out.flush()
-    return subprocess.run(command, env=environment, stdout=out, check=False).returncode
+    with children.stopping():
+        return children.run(command, environment=environment, out=out).returncode
 
 
 def _entry_point(name: str) -> EntryPoint:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree
 
+from kvclaims.checker import children
 from kvclaims.checker.counterexample import FORMAT
 from kvclaims.checker.engines import PATH_VARIABLE, REFERENCE
 from kvclaims.checker.report import page_of_gate, write_page
@@ -119,9 +119,7 @@ def _located(report: GateReport, progress: Progress) -> Located:
 def _places(file: Path) -> Sequence[Mapping[str, Any]]:
     """What `kvclaims replay` says of the place; none where the run does not repeat itself."""
     command = [sys.executable, "-m", "kvclaims.checker.cli", "replay", str(file), "--json"]
-    ended = subprocess.run(
-        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
-    )
+    ended = children.run(command)
     try:
         told = json.loads(ended.stdout)
     except json.JSONDecodeError:

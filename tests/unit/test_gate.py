@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvclaims.checker import engines, gatefiles
+from kvclaims.checker import children, engines, gatefiles
 from kvclaims.checker.counterexample import read
 from kvclaims.checker.engines import PATH_VARIABLE
 from kvclaims.checker.gate import GateReport, gate
@@ -65,7 +65,7 @@ VIOLATION = {
 
 
 class Answers:
-    """Stands for `subprocess.run`: what each command prints, by command and engine."""
+    """Stands for `children.run`: what each command prints, by command and engine."""
 
     def __init__(self) -> None:
         self.by_command: dict[tuple[str, str | None], subprocess.CompletedProcess[str]] = {}
@@ -93,7 +93,7 @@ class Answers:
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     fake = Answers()
-    monkeypatch.setattr(subprocess, "run", fake)
+    monkeypatch.setattr(children, "run", fake)
     monkeypatch.setattr(engines, "names", lambda: ("reference", "vllm", "vllm-engine"))
     return fake
 
