@@ -37,9 +37,10 @@ SAID = {
 
 @pytest.fixture(scope="module")
 def said() -> str:
-    """All examples on one engine, in a process of their own."""
-    program = "from engine import engine\nllm = engine()\n" + "".join(
-        f"import {name}\n{name}.main(llm)\n" for name in SAID
+    """All examples, each as the command that the guide shows, but on one engine."""
+    program = (
+        "import engine, runpy\nllm = engine.engine()\nengine.engine = lambda: llm\n"
+        + "".join(f"runpy.run_path('{name}.py', run_name='__main__')\n" for name in SAID)
     )
     ran = subprocess.run(
         [sys.executable, "-c", program],
