@@ -14,10 +14,10 @@ PYTEST_ARGS ?= -n auto -m 'not slow'
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup gate gpu-check detection test docs lint format clean
+.PHONY: help setup gate gpu-check detection test docs benchmarks lint format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 setup: ## install everything into .venv (starts at once when nothing changed)
 	@sh tools/setup.sh --engine '$(ENGINE)'
@@ -41,8 +41,14 @@ test: setup ## run the test suite
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 docs: setup ## build the documentation into site/
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements/core.txt -r requirements/docs.txt
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
+benchmarks: setup ## what it costs, held against benchmarks/baselines (minutes, on a quiet machine)
+	@$(BIN)/python benchmarks/arbiter.py --compare
+	@$(BIN)/python benchmarks/exploration.py --sizes S,M --compare
+	@$(BIN)/python benchmarks/monitor.py --compare
+	@$(BIN)/python benchmarks/serving.py overhead --compare
+	@$(BIN)/python benchmarks/elastic.py --compare
 
 lint: setup ## ruff and mypy --strict
 	@$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
     python benchmarks/arbiter.py
     python benchmarks/arbiter.py --usable 100 --json
+    python benchmarks/arbiter.py --compare              hold it against what was kept (--save)
 
 80 usable blocks; 60 are resident in two spans of 30, worth 17 each while they last; a request of 70
 blocks, worth 13, comes in chunks of 20, 20, 20 and 10.  Costs: waiting 1.0 a step, offload 0.05 a
@@ -22,6 +23,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import Final
+
+import figures
+from figures import Figure
 
 SPAN_VALUE: Final = 17.0
 ACTIVE_VALUE: Final = 13.0
@@ -246,10 +250,19 @@ def oracle(rows: list[Row]) -> Row:
     return max((row for row in rows if row.exact), key=lambda row: row.utility)
 
 
+def figures_of(rows: list[Row], usable: int) -> list[Figure]:
+    """Utilities: results of a study, not measurements."""
+    return [
+        Figure(f"{row.mechanism} in {usable}", row.utility, "utility", "same", tolerance=1)
+        for row in rows
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--usable", type=int, default=80)
     parser.add_argument("--json", action="store_true")
+    figures.options(parser, "arbiter")
     given = parser.parse_args()
     if given.usable < 1:
         print("arbiter: a pool has at least one usable block", file=sys.stderr)
@@ -258,7 +271,7 @@ def main() -> int:
     best = oracle(rows)
     if given.json:
         print(json.dumps({"oracle": best.mechanism, "rows": [asdict(row) for row in rows]}))
-        return 0
+        return figures.finish(figures_of(rows, given.usable), given)
     print("| mechanism | served | exact | spans kept | lost in silence | cost | utility | regret |")
     print("|---|---|---|---|---|---|---|---|")
     for row in rows:
@@ -268,7 +281,7 @@ def main() -> int:
             f"{row.spans_lost_in_silence} | {row.cost:g} | {row.utility:g} | {row.regret:g} |"
         )
     print(f"\nThe oracle takes: {best.mechanism} ({best.utility:g})")
-    return 0
+    return figures.finish(figures_of(rows, given.usable), given)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python benchmarks/elastic.py                          chunks 128, 512 and 2048, three runs each
     python benchmarks/elastic.py --chunks 256,2048 --runs 5
+    python benchmarks/elastic.py --compare                hold it against what was kept (--save)
 
 Needs a vLLM that runs on this CPU.  Times are medians over the runs, of this process's CPU; what is
 measured and what is modelled stands in `kvclaims.bridge.vllm.elastic_bench`.
@@ -13,6 +14,9 @@ import argparse
 import statistics
 import sys
 from collections.abc import Sequence
+
+import figures
+from figures import Figure
 
 from kvclaims.bridge.vllm.elastic_bench import BenchReport, bench
 from kvclaims.spec.interface import BadOperation, EngineMissing
@@ -37,10 +41,27 @@ def table(reports: Sequence[BenchReport]) -> str:
     return "\n".join(lines)
 
 
+def figures_of(reports: Sequence[BenchReport]) -> list[Figure]:
+    """Times in milliseconds of the process's CPU, medians over the reports; what was refused."""
+    found = []
+    for rows in zip(*(report.rows for report in reports), strict=True):
+        name = f"{rows[0].policy} {rows[0].chunk}"
+        firsts = [r.first_token_ms for r in rows if r.first_token_ms is not None]
+        if firsts:
+            first = statistics.median(firsts)
+            found.append(Figure(f"{name} first token", first, "CPU ms", "less"))
+        decode = statistics.median(r.decode_ms for r in rows)
+        refused = max(r.refused for r in rows)
+        found.append(Figure(f"{name} decode step", decode, "CPU ms", "less"))
+        found.append(Figure(f"{name} refused", refused, "requests", "same", tolerance=1))
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--chunks", default="128,512,2048")
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=figures.at_least_one, default=3)
+    figures.options(parser, "elastic")
     given = parser.parse_args()
     try:
         chunks = tuple(int(chunk) for chunk in given.chunks.split(","))
@@ -50,11 +71,10 @@ def main() -> int:
     except (ValueError, BadOperation, EngineMissing) as error:
         print(f"elastic: {error}", file=sys.stderr)
         return 2
-    if not reports:
-        print("elastic: give at least one run", file=sys.stderr)
-        return 2
     print(table(reports))
-    return 0 if all(report.verdict is Verdict.HOLDS for report in reports) else 1
+    if any(report.verdict is not Verdict.HOLDS for report in reports):
+        return 1
+    return figures.finish(figures_of(reports), given)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python benchmarks/exploration.py                    S, M and L, three runs each
     python benchmarks/exploration.py --sizes L,XL --runs 5 --engines native,symbolic
-    python benchmarks/exploration.py --save FILE        keep what was measured
-    python benchmarks/exploration.py --compare FILE     hold it against what was kept
+    python benchmarks/exploration.py --compare          hold it against what was kept
+    python benchmarks/exploration.py --save             keep what was measured
 
 Times are medians.  `whole` holds everything from the declaration to the report, compilation
 included; `search` the search alone, where that can be told apart; `cpu` the processor's seconds of
@@ -24,8 +24,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+import figures
+from figures import Figure
 
 from kvclaims.checker import promela
 from kvclaims.checker.explore import ExploreReport, explore_instance
@@ -213,41 +215,31 @@ def _ratio(row: Row, rows: Sequence[Row], other: str) -> str:
     return f"{row.rate / same.rate:.1f}{'' if same.size == row.size else ' ' + same.size}"
 
 
-# --- baselines ---------------------------------------------------------------------------
-
-_SLOWER: Final = 0.6
-"""Below this part of the kept rate an engine counts as slower: machines differ by a third."""
-
-
-def save(rows: Sequence[Row], path: Path) -> None:
-    about = {"cores": os.cpu_count(), "day": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0]}
-    kept = [asdict(row) | {"rate": row.rate, "cpu_rate": row.cpu_rate} for row in rows]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"measured": about, "rows": kept}, indent=1) + "\n", "utf-8")
+def figures_of(rows: Sequence[Row]) -> list[Figure]:
+    """States for each second of the processor, where that is known."""
+    return [
+        Figure(f"{row.size} {row.engine}", row.cpu_rate, "states a CPU second", "more")
+        for row in rows
+        if row.cpu_rate is not None
+    ]
 
 
-def compared(rows: Sequence[Row], kept: Mapping[str, Any]) -> tuple[list[str], bool]:
-    """Lines of a comparison by the processor's time, and whether nothing became slower."""
-    then = {(row["size"], row["engine"]): row["cpu_rate"] for row in kept["rows"]}
-    lines, fine = [], True
-    for row in rows:
-        before = then.get((row.size, row.engine))
-        if before is None or row.cpu_rate is None:
-            continue
-        ratio = row.cpu_rate / before
-        slower = ratio < _SLOWER
-        fine &= not slower
-        lines.append(
-            f"{row.size:4} {row.engine:9} {row.cpu_rate / 1e6:8.3f} M/s, kept {before / 1e6:8.3f}: "
-            f"{ratio:.2f}{' SLOWER' if slower else ''}"
-        )
-    return lines or ["nothing to compare: no engine and size in both"], fine and bool(lines)
+def _some_of(known: Mapping[str, object]) -> Callable[[str], list[str]]:
+    """Names with commas between them, all of them known."""
+
+    def names(text: str) -> list[str]:
+        unknown = [name for name in text.split(",") if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"unknown: {unknown[0]!r}; known: {', '.join(known)}")
+        return text.split(",")
+
+    return names
 
 
 def _measured(options: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
-    for size in options.sizes.split(","):
-        for engine in options.engines.split(","):
+    for size in options.sizes:
+        for engine in options.engines:
             lacking = ENGINES[engine].missing()
             if lacking:
                 print(f"{engine} skipped: {lacking}", file=sys.stderr)
@@ -258,20 +250,18 @@ def _measured(options: argparse.Namespace) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--sizes", default="S,M,L", help=f"some of {','.join(SIZES)}")
-    parser.add_argument("--engines", default=",".join(ENGINES))
-    parser.add_argument("--runs", type=int, default=3)
+    sizes, engines = _some_of(SIZES), _some_of(ENGINES)
+    parser.add_argument("--sizes", type=sizes, default="S,M,L", help=f"some of {','.join(SIZES)}")
+    parser.add_argument("--engines", type=engines, default=",".join(ENGINES))
+    parser.add_argument("--runs", type=figures.at_least_one, default=3)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--save", type=Path, help="keep the rows in this file")
-    parser.add_argument("--compare", type=Path, help="hold the rows against those of this file")
+    figures.options(parser, "exploration")
     options = parser.parse_args(arguments)
     before = os.getloadavg()
     rows = _measured(options)
-    if options.save:
-        save(rows, options.save)
     if options.json:
-        print(json.dumps([row.__dict__ | {"rate": row.rate} for row in rows], indent=2))
-        return 0
+        print(json.dumps([asdict(row) | {"rate": row.rate} for row in rows], indent=2))
+        return figures.finish(figures_of(rows), options)
     print("\n".join(table(rows)))
     using = f"dd.{backend()}" if find_spec("dd") else "no dd"
     print(
@@ -279,11 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{using}; load {before[0]:.2f} before, {os.getloadavg()[0]:.2f} after; "
         f"{time.strftime('%Y-%m-%d %H:%M')}"
     )
-    if options.compare:
-        lines, fine = compared(rows, json.loads(options.compare.read_text("utf-8")))
-        print("\n".join(lines))
-        return 0 if fine else 1
-    return 0
+    return figures.finish(figures_of(rows), options)
 
 
 if __name__ == "__main__":

@@ -392,6 +392,8 @@ class Fold:
         self._covers: dict[int, dict[str, None]] = {}
         """Block → claims that it was covered by, in this generation or an earlier one."""
         self._promised = promised
+        self._in_force: dict[str, ClaimLife] = {}
+        """Claims that the runtime is responsible for, by id."""
         self._taken: dict[str, Event] = {}
         for event in events:
             self.take(event)
@@ -438,7 +440,15 @@ class Fold:
     def _goes(self, claim: ClaimLife, to: Phase) -> None:
         if to not in TABLE.get(claim.phase, ()):
             self._break("L1", f"claim {claim.claim_id} went from {claim.phase} to {to}")
-        claim.phase = to
+        self._comes_to(claim, to)
+
+    def _comes_to(self, claim: ClaimLife, phase: Phase) -> None:
+        """Set the phase, and keep the claims in force at hand: a long run has many that ended."""
+        claim.phase = phase
+        if claim.responsible:
+            self._in_force[claim.claim_id] = claim
+        else:
+            self._in_force.pop(claim.claim_id, None)
 
     # -- the life of claims
 
@@ -451,6 +461,7 @@ class Fold:
         if last is not None and event.generation <= last.generation:
             self._break("L1", f"claim {event.claim_id} came back without a higher generation")
         self.tables.born(event.claim_id)
+        self._in_force.pop(event.claim_id, None)
         self.claims[event.claim_id] = ClaimLife(
             event.claim_id,
             event.generation,
@@ -548,7 +559,7 @@ class Fold:
             self._break("L3", f"claim {claim.claim_id} harmed, but its predicate did not stop")
         if claim.hard and event.data["cause"] != Cause.FAULT:
             self._break("L5", f"hard claim {claim.claim_id} harmed by {event.data['cause']}")
-        claim.phase = Phase.HARMED
+        self._comes_to(claim, Phase.HARMED)
         self._taken.pop(claim.claim_id, None)
 
     def _lost_later(self, event: Event) -> None:
@@ -647,8 +658,8 @@ class Fold:
             claim.claim_id: Held(
                 frozenset(claim.blocks.values()), (claim.granted or claim.asked)["n"]
             )
-            for claim in self.claims.values()
-            if claim.hard and claim.responsible
+            for claim in self._in_force.values()
+            if claim.hard
         }
         if self._promised is None:
             for message in recount(

@@ -92,8 +92,10 @@ def read_baseline(path: Path) -> Baseline:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BaselineError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BaselineError(f"{path}: not TOML: not UTF-8 text") from None
     except ValueError as error:
-        raise BaselineError(f"{path}: {error}") from None
+        raise BaselineError(f"{path}: not TOML: {error}") from None
     tables = raw.get("finding")
     if not isinstance(tables, list) or not tables or set(raw) != {"finding"}:
         raise BaselineError(f"{path}: a baseline is a list of [[finding]] tables")

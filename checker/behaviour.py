@@ -19,9 +19,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final
 
-from kvclaims.checker.monitor import Compiler, Env, Monitor, Shadow, Step
+from kvclaims.checker.monitor import Monitor
+from kvclaims.checker.stepcode import Compiler, Shadow, Step
 from kvclaims.checker.verdicts import Violation
 from kvclaims.spec import claims, trace
 from kvclaims.spec.claims import CLAIM, PHASE
@@ -91,6 +93,7 @@ class Behaviour:
         self.violations: list[Violation] = []
         self.moves = 0
         self.shadow = _beside(monitor.shadow, Shadow(machine))
+        self._phases = self.shadow.tables[_phase]
         self._compiler = Compiler(self.shadow)
         self._moves: dict[str, Step] = {}
         self._of_claims: deque[Event] = deque()
@@ -170,7 +173,7 @@ class Behaviour:
         args = {**step.args, "x": loss, "e": loss}
         for claim in self._take(self._move(name), args, _show(step)):
             self._told_harmed.pop(claim, None)
-        for place in self.shadow.index[speaks, 0].pop(loss, ()):
+        for place in tuple(self.shadow.index[speaks, 0].get(loss, ())):
             self.shadow.set(speaks, place, False)
 
     def _of(self, event: Event) -> dict[str, Any]:
@@ -184,35 +187,36 @@ class Behaviour:
     def _move(self, name: str) -> Step:
         """The move, compiled when it is first made."""
         if name not in self._moves:
-            self._moves[name] = _compiled(HEARD.machine.action(name), self._compiler)
+            self._moves[name] = self._compiler.action(_own(name))
         return self._moves[name]
 
     def _take(self, move: Step, args: Mapping[str, Any], where: str) -> list[str]:
         """Judge a move and take it; the claims that it harmed."""
         self.moves += 1
-        env: Env = {param: args.get(param.name) for param in move.action.params}
-        for guard, holds in move.guards:
-            if not holds(env):
-                self._report(guard.protects[0], f"not so: {guard.why}", where)
+        values = [args.get(param.name) for param in move.action.params]
+        for number in move.broken(*values):
+            guard = move.action.guards[number]
+            self._report(guard.protects[0], f"not so: {guard.why}", where)
         harmed = []
-        for symbol, place, value in move.changes(env):
-            if symbol == _phase and value == _harmed != self.shadow.get(symbol, place):
+        for table, place, value in move.changes(*values):
+            if table is self._phases and value == _harmed != table.values.get(place, 0):
                 harmed.append(place[0])
-            self.shadow.set(symbol, place, value)
+            table.set(place, value)
         return harmed
 
     def _report(self, rule: str, message: str, where: str) -> None:
         self.violations.append(Violation(rule, message, where))
 
 
-def _compiled(action: Action, compiler: Compiler) -> Step:
-    """Without what the monitor does by itself: the pool's guards and updates."""
-    own = replace(
+@cache
+def _own(name: str) -> Action:
+    """The move without what the monitor does by itself: the pool's guards and updates."""
+    action = HEARD.machine.action(name)
+    return replace(
         action,
         guards=tuple(guard for guard in action.guards if guard.part != POOL.name),
         updates=tuple(u for u in action.updates if not _is_of_pool(u.target.symbol)),
     )
-    return compiler.action(own)
 
 
 def _is_of_pool(symbol: Symbol) -> bool:
@@ -222,10 +226,7 @@ def _is_of_pool(symbol: Symbol) -> bool:
 def _beside(pool: Shadow, whole: Shadow) -> Shadow:
     """The larger shadow, with the pool's state being that of the smaller one."""
     for symbol in pool.machine.symbols:
-        called = POOL.symbol(symbol)
-        whole.values[called] = pool.values[symbol]
-        for i in range(len(symbol.domain)):
-            whole.index[called, i] = pool.index[symbol, i]
+        whole.adopt(POOL.symbol(symbol), pool.tables[symbol])
     for sort in (CLAIM, REQUEST):
         whole.known[sort] = pool.known[sort]
     return whole

@@ -46,8 +46,10 @@ def load(path: Path, search: str, name: str) -> dict[str, Array]:
         with np.load(path, allow_pickle=False) as saved:
             data = {key: saved[key] for key in saved.files}
         belongs = str(data.pop("search"))
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise BadOperation(f"{path} is no checkpoint: {error}") from None
+    except FileNotFoundError:
+        raise BadOperation(f"{path}: no such checkpoint") from None
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+        raise BadOperation(f"{path} is no checkpoint of a search") from None
     if belongs != search:
         raise BadOperation(
             f"{path} is a checkpoint of another instance than {name}, or of another way to "

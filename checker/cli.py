@@ -7,6 +7,7 @@ meanwhile goes to stderr.
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import math
@@ -193,7 +194,7 @@ def _report_page(function: Callable[..., Report]) -> Callable[..., Report]:
     @click.option(
         "--report",
         "page",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=_Target(makes_folders=True),
         help="Write what was found to this file as one self-contained HTML page.",
     )
     @functools.wraps(function)
@@ -268,6 +269,32 @@ class _Seconds(click.FloatRange):
 _SECONDS: Final = _Seconds(min=0, min_open=True)
 
 
+class _Target(click.Path):
+    """Where a result will be written: that it can be is looked at before the work begins.
+
+    With `makes_folders`, as for a folder, missing folders on the way are made by then.
+    """
+
+    def __init__(self, *, is_folder: bool = False, makes_folders: bool = False) -> None:
+        super().__init__(path_type=Path, file_okay=not is_folder, dir_okay=is_folder)
+        self._makes_folders = makes_folders or is_folder
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = cast("Path", super().convert(value, param, ctx))
+        at = path
+        while not at.exists() and (at is path or self._makes_folders):
+            at = at.parent
+        if not at.exists():
+            why = errno.ENOENT
+        elif at != path and not at.is_dir():
+            why = errno.ENOTDIR
+        elif not os.access(at, os.W_OK):
+            why = errno.EACCES
+        else:
+            return path
+        raise BadOperation(f"cannot write {path}: {os.strerror(why)}")
+
+
 def _ray(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int:
     """How many workers on Ray, 0 where none were asked for."""
     if value is None:
@@ -283,7 +310,7 @@ _workers = click.option(
 
 _output = click.option(
     "--output",
-    type=click.Path(path_type=Path),
+    type=_Target(is_folder=True),
     default=Path("counterexamples"),
     show_default=True,
     help="Folder for counterexamples.",
@@ -380,7 +407,7 @@ def prove(
 @click.option("--symmetry", is_flag=True, help="States that differ in names only count as one.")
 @click.option(
     "--checkpoint",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=_Target(),
     help="Where Ctrl-C leaves a native search (default: MACHINE.checkpoint.npz).",
 )
 @click.option(
@@ -448,7 +475,7 @@ def conform(progress: Progress) -> Report:
 @click.option("--seconds", type=_SECONDS, help="Time to spend; what is left then is counted.")
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=_Target(),
     help="Write the whole report, every mutant in it, to this file as JSON.",
 )
 @click.option(
@@ -492,9 +519,7 @@ def twins(progress: Progress) -> Report:
 @commands.command()
 @click.argument("programs", nargs=-1, metavar="[PROGRAM]...")
 @click.option("--engine", default=engines.REFERENCE, show_default=True, help="Engine to run on.")
-@click.option(
-    "--trace", "trace_file", type=click.Path(path_type=Path), help="Write the traces to this file."
-)
+@click.option("--trace", "trace_file", type=_Target(), help="Write the traces to this file.")
 @_checks
 @_engine_path
 @_report_page
@@ -539,7 +564,7 @@ def litmus(
 )
 @click.option(
     "--examples",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_Target(is_folder=True),
     help="Folder in which examples are kept for later runs, which begin with them.",
 )
 @_output
@@ -672,7 +697,7 @@ def lower(
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
     "--output",
-    type=click.Path(path_type=Path),
+    type=_Target(is_folder=True),
     default=Path("gate"),
     show_default=True,
     help="Folder for the reports.",
@@ -770,7 +795,7 @@ def demo(pace: float, progress: Progress) -> Report:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=_Target(makes_folders=True),
     default=Path("report.html"),
     show_default=True,
     help="The page to write.",

@@ -11,7 +11,7 @@ import ast
 import copy
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -69,7 +69,7 @@ class CodeMutant:
     operator: str
     before: str
     after: str
-    build: Callable[[], str]
+    build: Callable[[], str] = field(compare=False)
     nth: int = 1
     """Which of those of the same text in the same function."""
 
@@ -169,15 +169,15 @@ def _at(
     inner = function
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         inner = node.name if function == "module" else f"{function}.{node.name}"
-    for field, value in ast.iter_fields(node):
-        if field in _NOT_CODE and not isinstance(node, ast.Call):
+    for name, value in ast.iter_fields(node):
+        if name in _NOT_CODE and not isinstance(node, ast.Call):
             continue
         for index, child in enumerate(value if isinstance(value, list) else [value]):
             if isinstance(child, ast.AST) and not _left_alone(child):
                 of_class = isinstance(node, ast.ClassDef) and isinstance(child, ast.stmt)
                 owner = child if of_class else whole
                 at = index if isinstance(value, list) else None
-                yield from _at(child, inner, owner, node, (field, at))  # type: ignore[arg-type]
+                yield from _at(child, inner, owner, node, (name, at))  # type: ignore[arg-type]
 
 
 def _left_alone(node: ast.AST) -> bool:

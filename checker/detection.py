@@ -78,11 +78,14 @@ class Drawn:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if places is not None and raw["places"] != repr(places):
             return None
-        return cls(tuple(CodeMutant(**one) for one in raw["mutants"]), raw["total"])
+        mutants = (
+            CodeMutant(**{**one, "build": partial(str, one["build"])}) for one in raw["mutants"]
+        )
+        return cls(tuple(mutants), raw["total"])
 
     def write(self, path: Path, places: Places) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        mutants = [asdict(mutant) for mutant in self.mutants]
+        mutants = [{**asdict(mutant), "build": mutant.source} for mutant in self.mutants]
         told = {"places": repr(places), "total": self.total, "mutants": mutants}
         path.write_text(json.dumps(told), encoding="utf-8")
 

@@ -106,8 +106,10 @@ def judged(
     events: Sequence[Event],
     steps: Sequence[PoolStep],
     config: PoolConfig,
+    given_up: frozenset[str] = frozenset(),
 ) -> Iterator[Broken]:
-    """Compare what was foretold with what the step did."""
+    """Compare what was foretold with what the step did.  What a return of lent memory had to give
+    up is `given_up`."""
     visitor, wanted = foretold.visitor, foretold.judgement
     view = after.requests[visitor.name]
     mine = [event for event in events if event.request_id == visitor.name]
@@ -130,7 +132,7 @@ def judged(
     if admitted:
         yield "F3", f"{name} was admitted with {wanted.missing_now} blocks missing"
         return
-    if gone := before.resident.keys() - after.resident.keys():
+    if gone := before.resident.keys() - after.resident.keys() - given_up:
         yield "F5", f"{name} was not admitted, and {len(gone)} contents were dropped"
     yield from _answer(foretold, view, mine, config.defer_limit)
 

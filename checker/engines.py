@@ -2,7 +2,8 @@
 
 An engine object may say more of itself than `spec.interface.Engine` asks: `package`, the import
 package under test (default: its name up to a dash; the reference has none, it is part of
-kvclaims), `block_size`, the tokens in a block of the programs it runs (default 16), and
+kvclaims), `block_size`, the tokens in a block of the programs it runs (default 16),
+`fuzz_block_size`, the same in fuzzing (default: that of programs; small ones fill soon), and
 `follows_reference`, False where its order of eviction is its own, so that the reference is not run
 beside it (default True).
 """
@@ -10,13 +11,13 @@ beside it (default True).
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Final, TextIO, cast
 
+from kvclaims.checker import children
 from kvclaims.checker.verdicts import Report
 from kvclaims.spec.interface import BadOperation, Engine, EngineInfo, EngineMissing
 
@@ -105,7 +106,8 @@ def rerun_with_path(folder: Path, arguments: Sequence[str], out: TextIO) -> int 
     environment = {**os.environ, "PYTHONPATH": path, PATH_VARIABLE: resolved}
     command = [sys.executable, "-m", "kvclaims.checker.cli", *arguments]
     out.flush()
-    return subprocess.run(command, env=environment, stdout=out, check=False).returncode
+    with children.stopping():
+        return children.run(command, environment=environment, out=out).returncode
 
 
 def _entry_point(name: str) -> EntryPoint:

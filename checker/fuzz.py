@@ -8,6 +8,7 @@ leaves too many steps of the machine untaken shows nothing and is VACUOUS.
 
 from __future__ import annotations
 
+import gc
 import tempfile
 import time
 from collections import Counter
@@ -265,7 +266,12 @@ class FuzzReport:
 
     @property
     def rate(self) -> float:
-        """Allocator steps that were judged in a second of processor time."""
+        """Allocator operations that were judged in a second of processor time.
+
+        One is a step of a block's life that the engine tells and the monitor judges: admit, take,
+        share, register, evict, drop and the like, not a call of the fuzzer, which makes none or
+        many.
+        """
         return self.monitored / self.cpu_seconds if self.cpu_seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -302,7 +308,7 @@ class FuzzReport:
             f"{counted(self.steps, 'step')}, {counted(self.events, 'event')}, seed {self.seed}"
         )
         yield (
-            f"  {counted(self.monitored, 'monitored step')} ({self.rate:,.0f} a second), "
+            f"  {counted(self.monitored, 'monitored step')} ({self.rate:,.0f} a CPU second), "
             f"{counted(self.reads, 'block')} read, {counted(self.edges, 'edge')} "
             "of step and situation"
         )
@@ -360,10 +366,11 @@ def fuzz(
     """
     ways = ways or Ways(steps, seconds, seed, folder)
     progress(f"starting {engine.name}")
-    warm_up(engine, getattr(engine, "block_size", SMALL_BLOCK))
+    warm_up(engine, block_size_of(engine))
     started, used = time.monotonic(), time.process_time()
     session = _session(engine, ways, progress)
-    search(session, ways.seed, ways.examples)
+    with _settled_memory():
+        search(session, ways.seed, ways.examples)
     spent, used = time.monotonic() - started, time.process_time() - used
     program = finding = file = None
     unwritten = ""
@@ -426,12 +433,18 @@ def first_failure(engine: Engine, ways: Ways) -> tuple[Program, Violation] | Non
     return session.failure
 
 
+def block_size_of(engine: Engine) -> int:
+    """Tokens in a block of the pools that are drawn for the engine."""
+    size: int = getattr(engine, "fuzz_block_size", getattr(engine, "block_size", SMALL_BLOCK))
+    return size
+
+
 def _session(engine: Engine, ways: Ways, progress: Progress) -> _Session:
     any_limit = ways.steps is not None or ways.seconds is not None
     return _Session(
         engine=engine,
         oracle=oracle_for(engine),
-        block_size=getattr(engine, "block_size", SMALL_BLOCK),
+        block_size=block_size_of(engine),
         limit=ways.steps if any_limit else DEFAULT_STEPS,
         until=time.monotonic() + ways.seconds if ways.seconds is not None else None,
         progress=progress,
@@ -482,6 +495,17 @@ def _searching(session: _Session, seed: int, kept: ExampleDatabase | None) -> Ca
         _run(session, pool_code, codes)
 
     return searching
+
+
+@contextmanager
+def _settled_memory() -> Iterator[None]:
+    """What an engine brought with it lasts: Python looks for garbage among what comes later."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from typing import Any, Final
 from rich.table import Table
 from rich.text import Text
 
-from kvclaims.checker import engines, gatefiles
+from kvclaims.checker import children, engines, gatefiles
 from kvclaims.checker.baseline import read_baseline
 from kvclaims.checker.verdicts import EXIT_WRONG_USE, Progress, counted, worst
 from kvclaims.spec.interface import BadOperation, EngineMissing
@@ -292,7 +292,7 @@ def gate(
     names = tuple(dict.fromkeys(chosen)) or known
     allowed = _baselines(names, baseline)
     folder = gatefiles.prepare(output)
-    with tempfile.TemporaryDirectory() as scratch:
+    with children.stopping(), tempfile.TemporaryDirectory() as scratch:
         traces = {name: Path(scratch) / f"{name}.jsonl" for name in names}
         parts = _run_all(names, traces, budget / len(names), seed, progress, allowed, own)
         report = GateReport(parts, folder, seed, tuple(dict.fromkeys(allowed.values())))
@@ -355,8 +355,9 @@ def _run_all(
         futures = {key: pool.submit(job) for key, job in jobs.items()}
         try:
             done = {key: future.result() for key, future in futures.items()}
-        except KeyboardInterrupt:
-            pool.shutdown(cancel_futures=True)
+        except BaseException:
+            children.end_all()
+            pool.shutdown(wait=False, cancel_futures=True)
             raise
     order = [*(OWN_PARTS if with_own else ()), *(f"engine {name}" for name in names)]
     parts = [part for key in order for part in done[key]]
@@ -415,14 +416,8 @@ def _part(command: str, engine: str | None, options: list[str]) -> Part:
     arguments = [command, *options, *(["--engine", engine] if engine else []), "--json"]
     started = time.monotonic()
     try:
-        ended = subprocess.run(
-            [sys.executable, "-m", "kvclaims.checker.cli", *arguments],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=TIME_LIMIT_S,
-            check=False,
-        )
+        call = [sys.executable, "-m", "kvclaims.checker.cli", *arguments]
+        ended = children.run(call, timeout=TIME_LIMIT_S)
     except subprocess.TimeoutExpired:
         error = f"took longer than {TIME_LIMIT_S} s"
         return Part(command, engine, Verdict.UNKNOWN, TIME_LIMIT_S, {}, error=error)

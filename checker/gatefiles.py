@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree
 
+from kvclaims.checker import children
 from kvclaims.checker.counterexample import FORMAT
 from kvclaims.checker.engines import PATH_VARIABLE, REFERENCE
 from kvclaims.checker.report import page_of_gate, write_page
@@ -96,12 +96,20 @@ Located = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def _located(report: GateReport, progress: Progress) -> Located:
-    """Where in the engine each counterexample breaks its rule, by running it again."""
+    """Where in the engine the first counterexample of each rule breaks it, by running it again.
+
+    Each is a process that loads the engine, and others of the rule most often break at the same
+    line: a badly broken engine must not keep its owner waiting for all of them.
+    """
     found: dict[str, Sequence[Mapping[str, Any]]] = {}
+    seen: set[tuple[str, str]] = set()
     for part in report.parts:
         if part.engine is None or part.engine == REFERENCE:
             continue
-        for number, _ in enumerate(part.violations, 1):
+        for number, violation in enumerate(part.violations, 1):
+            if (kind := (part.engine, violation["rule"])) in seen:
+                continue
+            seen.add(kind)
             name = part.counterexample(number)
             progress(f"looking for the line behind {name}")
             found[name] = _places(report.output / name)
@@ -111,9 +119,7 @@ def _located(report: GateReport, progress: Progress) -> Located:
 def _places(file: Path) -> Sequence[Mapping[str, Any]]:
     """What `kvclaims replay` says of the place; none where the run does not repeat itself."""
     command = [sys.executable, "-m", "kvclaims.checker.cli", "replay", str(file), "--json"]
-    ended = subprocess.run(
-        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
-    )
+    ended = children.run(command)
     try:
         told = json.loads(ended.stdout)
     except json.JSONDecodeError:

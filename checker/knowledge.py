@@ -76,8 +76,10 @@ class KnownClaim:
 class Knowledge:
     """The supervisor's own book of one run."""
 
-    def __init__(self, config: PoolConfig) -> None:
+    def __init__(self, config: PoolConfig, longest: int | None = None) -> None:
         self.config = config
+        self._longest = longest
+        """Tokens at which every request ends, if there is such a limit."""
         self.now = 0
         self.is_asleep = False
         self.under_way: deque[frozenset[str]] = deque()
@@ -175,11 +177,19 @@ class Knowledge:
             self.ends[spec.claim_id] = self.now + spec.duration
 
     def _meet_request(self, spec: RequestSpec) -> None:
-        tokens = spec.tokens + (GENERATED_TOKEN,) * spec.max_new_tokens
+        new = spec.max_new_tokens
+        if self._longest is not None:
+            new = max(1, min(new, self._longest - len(spec.tokens)))
+        tokens = spec.tokens + (GENERATED_TOKEN,) * new
         keys = content_ids(tokens, self.config.block_size, spec.domain)
         request = KnownRequest(spec, tokens, keys, len(spec.tokens), len(self.requests))
         self.requests[spec.request_id] = request
         self._queue.append(spec.request_id)
+
+    def is_cut(self, request_id: str) -> bool:
+        """Whether the request ends before it has generated all that it asked for."""
+        request = self.requests[request_id]
+        return len(request.tokens) < request.prompt + request.spec.max_new_tokens
 
     def wanted(self, claim_id: str, footprint: int) -> Mapping[int, str]:
         """The contents of a claim's positions as granted: clipping leaves the first ones."""

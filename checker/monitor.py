@@ -1,269 +1,25 @@
 """A monitor: an engine's steps judged by the declared machine, over a shadow state.
 
-Guards and updates of `kvclaims.spec.pool` are compiled to closures over a sparse shadow state
-with an index for each place of each relation, so that a step costs what it touches and not what
-the pool holds (refusals and deferrals count the pool once).  The invariants need no look at run
-time: `kvclaims prove` shows that every step whose guards hold keeps them.  What the engine says
-of the touched blocks is compared with the shadow, and `audit` compares the whole pool.
+`kvclaims.checker.stepcode` compiles guards and updates of `kvclaims.spec.pool` over a sparse
+shadow state with an index for each place of each relation, so that a step costs what it touches
+and not what the pool holds (refusals and deferrals count what is queued or covered once).  The
+invariants need no look at run time: `kvclaims prove` shows that every step whose guards hold
+keeps them.  What the engine says of the touched blocks is compared with the shadow, and `audit`
+compares the whole pool.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from kvclaims.checker.stepcode import Compiler, Shadow, Step
 from kvclaims.checker.verdicts import Violation
 from kvclaims.spec import claims, pool
 from kvclaims.spec.interface import BlockFacts, PoolSnapshot, PoolStep
-from kvclaims.spec.language import (
-    BOOL,
-    NUMERIC,
-    TRUE,
-    Action,
-    App,
-    Bind,
-    Guard,
-    Lit,
-    Machine,
-    Op,
-    Sort,
-    Symbol,
-    Term,
-    Update,
-    Var,
-)
+from kvclaims.spec.language import Sort
 
-Element = Any
-Env = dict[Var, Element]
-Reader = Callable[[Env], Any]
-Place = tuple[Element, ...]
-
-
-class Shadow:
-    """A sparse state: places whose value is not the default (false, zero, first value)."""
-
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
-        self.values: dict[Symbol, dict[Place, Any]] = {s: {} for s in machine.symbols}
-        self.sums: dict[Symbol, int] = defaultdict(int)
-        self.index: dict[tuple[Symbol, int], dict[Element, set[Place]]] = {
-            (s, i): defaultdict(set) for s in machine.symbols for i in range(len(s.domain))
-        }
-        self.known: dict[Sort, dict[Element, None]] = {s: {} for s in machine.sorts}
-
-    def get(self, symbol: Symbol, place: Place) -> Any:
-        return self.values[symbol].get(place, 0)
-
-    def set(self, symbol: Symbol, place: Place, value: Any) -> None:
-        old = self.values[symbol].get(place, 0)
-        if old == value:
-            return
-        self.sums[symbol] += int(value) - int(old)
-        if value:
-            self.values[symbol][place] = value
-            for i, element in enumerate(place):
-                self.index[symbol, i][element].add(place)
-        else:
-            del self.values[symbol][place]
-            for i, element in enumerate(place):
-                self.index[symbol, i][element].discard(place)
-
-    def meet(self, sort: Sort, element: Element) -> None:
-        """Make an element known: quantifiers without a better source range over these."""
-        if sort in self.known:
-            self.known[sort].setdefault(element)
-
-
-@dataclass(frozen=True)
-class Step:
-    """An action, compiled."""
-
-    action: Action
-    guards: tuple[tuple[Guard, Reader], ...]
-    updates: tuple[Callable[[Env], Iterable[tuple[Symbol, Place, Any]]], ...]
-
-    def changes(self, env: Env) -> list[tuple[Symbol, Place, Any]]:
-        """What the step writes, read in the state before it."""
-        return [change for update in self.updates for change in update(env)]
-
-
-class Compiler:
-    """Closures over a shadow for the terms of its machine."""
-
-    def __init__(self, shadow: Shadow) -> None:
-        self.shadow = shadow
-
-    def term(self, term: Term) -> Reader:
-        match term:
-            case Var():
-                return lambda env: env[term]
-            case Lit(literal, _):
-                return lambda _: literal
-            case App(symbol, args):
-                return self._application(symbol, args)
-            case Op(kind, args):
-                return _operation(kind, [self.term(a) for a in args])
-            case Bind("some", var, body):
-                return self._some(var, body)
-            case Bind("every", var, body):
-                witness = self._some(var, negation(body))
-                return lambda env: not witness(env)
-            case Bind("total", var, body):
-                return self._total(var, body)
-        raise TypeError(f"cannot be monitored: {term!r}")
-
-    def _application(self, symbol: Symbol, args: tuple[Term, ...]) -> Reader:
-        values = self.shadow.values[symbol]
-        if all(isinstance(a, Var) for a in args):
-            if not args:
-                return lambda _: values.get((), 0)
-            if len(args) == 1:
-                (only,) = args
-                return lambda env: values.get((env[only],), 0)  # type: ignore[index]
-            if len(args) == 2:
-                a, b = args
-                return lambda env: values.get((env[a], env[b]), 0)  # type: ignore[index]
-        readers = [self.term(a) for a in args]
-        return lambda env: values.get(tuple(read(env) for read in readers), 0)
-
-    def _some(self, var: Var, body: Term) -> Reader:
-        source = self.source(var, body)
-        holds = self.term(body)
-
-        def some(env: Env) -> bool:
-            inner = dict(env)
-            return any(holds(inner) for inner[var] in source(env))
-
-        return some
-
-    def _total(self, var: Var, body: Term) -> Reader:
-        match body:
-            case App(symbol, (argument,)) if argument == var:
-                return lambda _: self.shadow.sums[symbol]
-            case Op("ite", (App(symbol, (argument,)), Lit(1, _), Lit(0, _))) if argument == var:
-                return lambda _: self.shadow.sums[symbol]
-            case Op("ite", (condition, Lit(1, _), Lit(0, _))):
-                source = self.source(var, condition)
-            case _:
-                source = self.source(var, TRUE)
-        value = self.term(body)
-
-        def total(env: Env) -> int:
-            inner, found = dict(env), 0
-            for inner[var] in source(env):
-                found += value(inner)
-            return found
-
-        return total
-
-    def action(self, action: Action) -> Step:
-        """The guards and updates of an action as closures."""
-        guards = tuple((guard, self.term(guard.condition)) for guard in action.guards)
-        return Step(action, guards, tuple(self._update(update) for update in action.updates))
-
-    def _update(self, update: Update) -> Callable[[Env], Iterable[tuple[Symbol, Place, Any]]]:
-        symbol, value = update.target.symbol, self.term(update.value)
-        places: list[Var] = [a for a in update.target.args if isinstance(a, Var)]
-
-        def point(env: Env) -> Iterable[tuple[Symbol, Place, Any]]:
-            return ((symbol, tuple(env[v] for v in places), value(env)),)
-
-        if not update.over:
-            return point
-        (var,) = update.over
-        source = self.source(var, _where(update))
-
-        def bulk(env: Env) -> Iterable[tuple[Symbol, Place, Any]]:
-            inner = dict(env)
-            for inner[var] in source(env):
-                yield symbol, tuple(inner[v] for v in places), value(inner)
-
-        return bulk
-
-    def source(self, var: Var, condition: Term) -> Callable[[Env], Iterable[Element]]:
-        """Where to look for values of `var` that can satisfy the condition: an index of a
-        relation that the condition asserts, or everything known of the sort."""
-        for part in conjuncts(condition):
-            match part:
-                case Op("lt", (Lit(0, _), App(symbol, (argument,)))) if argument == var:
-                    values = self.shadow.values[symbol]
-                    return lambda _: [place[0] for place in values]
-            if not isinstance(part, App) or var not in part.args or part.symbol.range != BOOL:
-                continue
-            mine = part.args.index(var)
-            for i, other in enumerate(part.args):
-                if i != mine and isinstance(other, Var) and other != var:
-                    index = self.shadow.index[part.symbol, i]
-                    return _from_index(index, other, mine)
-        sort = var.sort
-        if sort in self.shadow.known:
-            known = self.shadow.known[sort]
-            return lambda _: tuple(known)
-        domain = range(2) if sort == BOOL else range(len(sort.values))
-        return lambda _: domain
-
-
-def _from_index(
-    index: Mapping[Element, set[Place]], other: Var, mine: int
-) -> Callable[[Env], Iterable[Element]]:
-    def elements(env: Env) -> Iterable[Element]:
-        places = index.get(env[other])
-        return [place[mine] for place in places] if places else ()
-
-    return elements
-
-
-def conjuncts(term: Term) -> Iterator[Term]:
-    if isinstance(term, Op) and term.kind == "and":
-        for part in term.args:
-            yield from conjuncts(part)
-    else:
-        yield term
-
-
-def negation(term: Term) -> Term:
-    """¬term with the negation pushed inwards, so that sources can be found in it."""
-    match term:
-        case Op("not", (a,)):
-            return a
-        case Op("implies", (a, b)):
-            return a & negation(b)
-        case Op("or", (a, b)):
-            return negation(a) & negation(b)
-        case Bind("every", var, body):
-            return Bind("some", var, negation(body))
-    return ~term
-
-
-def _operation(kind: str, args: list[Reader]) -> Reader:
-    a = args[0]
-    if kind == "not":
-        return lambda env: not a(env)
-    b = args[1]
-    match kind:
-        case "and":
-            return lambda env: a(env) and b(env)
-        case "or":
-            return lambda env: a(env) or b(env)
-        case "implies":
-            return lambda env: not a(env) or b(env)
-        case "ite":
-            c = args[2]
-            return lambda env: b(env) if a(env) else c(env)
-        case "eq":
-            return lambda env: a(env) == b(env)
-        case "le":
-            return lambda env: a(env) <= b(env)
-        case "lt":
-            return lambda env: a(env) < b(env)
-        case "add":
-            return lambda env: a(env) + b(env)
-        case "sub":
-            return lambda env: a(env) - b(env)
-    raise TypeError(f"unknown operator {kind!r}")
-
+_ACTIONS: Final = {action.name: action for action in pool.ACTIONS}
 
 FACT_RULES: Final = {"ref": "B2", "queued": "B1", "keys": "B3", "free": "B1"}
 """Which rule is broken when what the engine holds of a block differs from the shadow."""
@@ -280,10 +36,12 @@ class Monitor:
         self.shadow = Shadow(pool.POOL)
         self.violations: list[Violation] = []
         self.steps = 0
-        self.fired: dict[str, int] = {action.name: 0 for action in pool.ACTIONS}
+        self.fired: dict[str, int] = dict.fromkeys(_ACTIONS, 0)
         self._compiler = Compiler(self.shadow)
-        self._compiled = {a.name: self._compiler.action(a) for a in pool.ACTIONS}
-        self._sorts = {action.name: action.params for action in pool.ACTIONS}
+        self._compiled: dict[str, Step] = {}
+        tables = self.shadow.tables
+        self._ref, self._queued = tables[pool.ref], tables[pool.queued]
+        self._free, self._keys = tables[pool.free], tables[pool.key].by(0)
         everything = [b for b in blocks if b != null_block]
         for block in everything:
             self.shadow.meet(pool.BLOCK, block)
@@ -302,15 +60,16 @@ class Monitor:
     def __call__(self, step: PoolStep) -> None:
         """Take one step: guards, updates, then the engine's facts against the shadow."""
         self.steps += 1
-        compiled = self._compiled[step.action]
         self.fired[step.action] += 1
-        env = {p: self._argument(p, step.args[p.name]) for p in self._sorts[step.action]}
-        for guard, holds in compiled.guards:
-            if not holds(env):
-                self._report(guard.protects[0], f"not so: {guard.why}", step, env)
-        for symbol, place, value in compiled.changes(env):
-            self.shadow.set(symbol, place, value)
-        self._compare(step)
+        compiled = self._compiled.get(step.action) or self._compile(step.action)
+        compiled.take(step.args, lambda broken: self._report(broken, step, compiled))
+        if step.facts or step.free is not None:
+            self._compare(step)
+
+    def _compile(self, action: str) -> Step:
+        """The action over this shadow, when it is first taken."""
+        self._compiled[action] = self._compiler.action(_ACTIONS[action])
+        return self._compiled[action]
 
     def audit(self, snapshot: PoolSnapshot) -> None:
         """Compare the whole pool with the shadow, and the pool with itself (B1 to B3, B6)."""
@@ -332,26 +91,31 @@ class Monitor:
             symbol.name: dict(values) for symbol, values in self.shadow.values.items() if values
         }
 
-    def _argument(self, param: Var, given: Any) -> Any:
-        if param.sort.values:
-            return param.sort.values.index(given)
-        if param.sort not in NUMERIC and param.sort != BOOL:
-            self.shadow.meet(param.sort, given)
-        return given
-
     # -- comparing
 
     def _compare(self, step: PoolStep) -> None:
         for block, facts in step.facts.items():
-            self._compare_block(shown_step(step), block, facts)
-        if step.free is not None:
-            free = self.shadow.get(pool.free, ())
-            if step.free != free:
-                self._differ("B1", "the free counter", shown_step(step), free, step.free)
+            if not self._is_so(block, facts):
+                self._compare_block(shown_step(step), block, facts)
+        free = self._free.values.get((), 0)
+        if step.free is not None and step.free != free:
+            self._differ("B1", "the free counter", shown_step(step), free, step.free)
+
+    def _is_so(self, block: int, facts: BlockFacts) -> bool:
+        """The usual case, told quickly."""
+        place = (block,)
+        if self._ref.values.get(place, 0) != facts.ref:
+            return False
+        if (place in self._queued.values) is not facts.queued:
+            return False
+        keys = self._keys.get(block)
+        if keys is None or not facts.keys:
+            return keys is None and not facts.keys
+        return {p[1] for p in keys} == set(facts.keys)
 
     def _compare_block(self, where: str, block: int, facts: BlockFacts) -> None:
         get = self.shadow.get
-        keys = {place[1] for place in self.shadow.index[pool.key, 0].get(block, ())}
+        keys = {place[1] for place in self._keys.get(block, ())}
         for name, expected, found in (
             ("ref", get(pool.ref, (block,)), facts.ref),
             ("queued", bool(get(pool.queued, (block,))), facts.queued),
@@ -385,32 +149,24 @@ class Monitor:
             )
         )
 
-    def _report(self, rule: str, message: str, step: PoolStep, env: Env) -> None:
-        before = {}
-        for block in (v for p, v in env.items() if p.sort == pool.BLOCK):
+    def _report(self, broken: Sequence[int], step: PoolStep, compiled: Step) -> None:
+        """Guards that do not hold, with what the step's block was like before it."""
+        before: dict[str, Any] = {}
+        block = step.args.get(pool.b.name)
+        if block is not None:
+            index = self.shadow.index
             before = {
                 "ref": self.shadow.get(pool.ref, (block,)),
                 "queued": bool(self.shadow.get(pool.queued, (block,))),
-                "holders": sorted(p[0] for p in self.shadow.index[pool.held, 1][block]),
-                "covered by": sorted(p[0] for p in self.shadow.index[pool.covers, 1][block]),
+                "holders": sorted(p[0] for p in index[pool.held, 1].get(block, ())),
+                "covered by": sorted(p[0] for p in index[pool.covers, 1].get(block, ())),
             }
-        self.violations.append(Violation(rule, message, shown_step(step), before))
-
-
-def _where(update: Update) -> Term:
-    """A condition without which a bulk update changes nothing at a place."""
-    match update.value:
-        case Op("ite", (condition, _, otherwise)) if otherwise == update.target:
-            return condition
-        case Op("ite", (Op("lt", (Lit(0, _), counter)) as condition, _, Lit(0, _))) if (
-            counter == update.target
-        ):
-            return condition
-        case Lit(literal, of) if of == BOOL and not literal:
-            return update.target
-        case Op("and", _) if update.target in conjuncts(update.value):
-            return update.target
-    return TRUE
+        for number in broken:
+            guard = compiled.action.guards[number]
+            message = f"not so: {guard.why}"
+            self.violations.append(
+                Violation(guard.protects[0], message, shown_step(step), dict(before))
+            )
 
 
 def shown_step(step: PoolStep) -> str:

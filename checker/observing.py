@@ -136,12 +136,19 @@ def moves(operation: Operation, before: Observation, after: Observation) -> Iter
 
 
 def let_go(operation: Operation, before: Observation, after: Observation) -> Iterator[Broken]:
-    """What may not be given up: blocks that a transfer writes, a promise that could be kept."""
+    """What may not be given up: blocks that a transfer writes, a promise that could be kept; and
+    what has to be: the blocks of a request that was aborted, as no step writes for it later."""
     if operation.op == "abort":
         name = operation.fields["request"]
-        was = before.requests.get(name)
-        if was is not None and was.state == "loading" and not after.requests[name].blocks:
-            yield "B5", f"request {name} was aborted, and its blocks freed under a transfer"
+        was, now = before.requests.get(name), after.requests[name]
+        if was is not None and was.state == "loading":
+            if not now.blocks:
+                yield "B5", f"request {name} was aborted, and its blocks freed under a transfer"
+        elif now.state != "finished":
+            yield (
+                "B7",
+                f"request {name} was aborted, is {now.state} and keeps {len(now.blocks)} blocks",
+            )
     if operation.op in FAULTS:
         for name, claim in after.claims.items():
             last = before.claims.get(name)
@@ -306,7 +313,19 @@ def _alike(ours: Observation, theirs: Observation) -> bool:
         and ours.claims == theirs.claims
         and ours.resident.keys() == theirs.resident.keys()
         and ours.requests.keys() == theirs.requests.keys()
-        and all(_request(ours, r) == _request(theirs, r) for r in ours.requests)
+        and all(_same_request(ours.requests[r], theirs.requests[r]) for r in ours.requests)
+    )
+
+
+def _same_request(ours: RequestView, theirs: RequestView) -> bool:
+    return (
+        ours.state == theirs.state
+        and ours.outcome is theirs.outcome
+        and len(ours.blocks) == len(theirs.blocks)
+        and ours.hit_blocks == theirs.hit_blocks
+        and ours.shortfall == theirs.shortfall
+        and ours.blocking_claims == theirs.blocking_claims
+        and ours.computed == theirs.computed
     )
 
 

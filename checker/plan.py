@@ -332,6 +332,8 @@ def read_model(text: str) -> Model:
     except OSError as error:
         known = ", ".join(PRESETS)
         raise BadOperation(f"{text}: {error.strerror} (presets: {known})") from None
+    except UnicodeDecodeError:
+        raise BadOperation(f"{path} is no JSON: not UTF-8 text") from None
     except (ValueError, RecursionError) as error:
         raise BadOperation(f"{path} is no JSON: {error}") from None
     if not isinstance(found, dict):

@@ -120,8 +120,12 @@ def load(name_or_path: str) -> Profile:
 def _read(source: Traversable, folder: Traversable) -> Profile:
     try:
         raw = tomllib.loads(source.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BadOperation(f"{source.name}: {error}") from None
+    except OSError as error:
+        raise BadOperation(f"{source.name}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadOperation(f"{source.name}: not TOML: not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise BadOperation(f"{source.name}: not TOML: {error}") from None
     reader = _Reader(source.name, folder)
     top = reader.table(raw, "profile", {"id", "title", "version", "mode"})
     name, title, version = (reader.text(top, key, "profile") for key in ("id", "title", "version"))

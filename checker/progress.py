@@ -160,6 +160,8 @@ class WithProgress:
             yield from each.lines()
         if self.note:
             yield f"  {self.note}"
+        if self.verdict is not self.explored.verdict:
+            yield str(self.verdict)
 
 
 def with_progress(

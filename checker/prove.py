@@ -200,7 +200,7 @@ def prove(
     asked = [(m, prop, action) for m in declared for prop, action in obligations(m, rule)]
     done = _discharge([*asked, *ranking_obligations(declared, rule)], progress, ways)
     if rule is not None and not done:
-        raise BadOperation(f"no machine states rule {rule} yet")
+        raise BadOperation(_stated_elsewhere(rule, machine, known))
     files = 0
     if ways.emit:
         files = smtlib.write_manifest(ways.emit, [file for each in done for file in each.files])
@@ -210,6 +210,20 @@ def prove(
     stated = [m for m in declared if m.name in MACHINES]
     shown = contents(stated, rule, progress, cache, ways.jobs)
     return ProofReport(found, time.perf_counter() - start, ways.emit, files, shown, bounded)
+
+
+def _stated_elsewhere(rule: str, machine: str | None, known: Mapping[str, Machine]) -> str:
+    """Why there is nothing to prove: the rule is no machine's, or another one's."""
+    others = [
+        name
+        for name, each in known.items()
+        if any(prop.rule == rule for prop in each.properties)
+        or any(True for _ in ranking_obligations([each], rule))
+    ]
+    if machine is None or not others:
+        return f"no machine states rule {rule}: it is checked on runs only"
+    do = "does" if len(others) == 1 else "do"
+    return f"machine {machine} does not state rule {rule} ({', '.join(others)} {do})"
 
 
 def prove_machine(

@@ -78,7 +78,7 @@ class PageReport:
     def lines(self) -> Iterator[str]:
         yield f"{self.page.title}: {self.page.said}"
         for case in self.page.cases:
-            yield f"  VIOLATED {case.violation}"
+            yield from (f"  VIOLATED {found}" for found in case.violations)
         yield from (f"  {note}" for note in self.page.notes)
         yield f"{self.verdict}: {self.output}"
 
@@ -261,7 +261,17 @@ def case_of(
         return replace(case, note=f"No timeline: it was run again, and {error}.")
     if not told.findings:
         return replace(case, line=_line_of(told), note="Run again, this run broke nothing.")
-    return replace(case, line=_line_of(told))
+    return replace(case, violation=_completed(violation, told), line=_line_of(told))
+
+
+def _completed(violation: Violation, told: Recorded) -> Violation:
+    """With the operation and the changes that its own run shows, where the command told none."""
+    seen = next((found for found in told.findings if found.rule == violation.rule), None)
+    if seen is None or violation.operation is not None:
+        return violation
+    if violation.before or violation.after:
+        return replace(violation, operation=seen.operation)
+    return replace(violation, operation=seen.operation, before=seen.before, after=seen.after)
 
 
 def _in_words(item: object) -> str:
@@ -282,11 +292,17 @@ def _is_replayable(file: Path) -> bool:
 
 
 def page_of_command(
-    command: str, engine: str, verdict: str, data: Mapping[str, Any], runs: Sequence[Any] = ()
+    command: str,
+    engine: str,
+    verdict: str,
+    data: Mapping[str, Any],
+    runs: Sequence[Any] = (),
+    of: str = "",
 ) -> Page:
-    """What one command found; `runs` are the events of its runs, where it has them."""
+    """What one command found; `runs` are the events of its runs, where it has them, and `of`
+    names what it was about, where that is no engine."""
     violations = [*data.get("violations", ()), *data.get("counterexamples", ())]
-    name = f"{command} {engine}".strip()
+    name = f"{command} {of or engine}".strip()
     check = Check(name, command, engine, verdict, 0.0, "", data, tuple(violations))
     own = page_of_runs(name, runs) if runs else None
     known = {(v["rule"], str(v.get("message"))) for v in violations}
@@ -299,7 +315,7 @@ def page_of_command(
         line = lines.get(case.violation.run_id) if case.line is None else case.line
         cases.append(replace(case, line=line))
     extra = (
-        [c for c in own.cases if (c.violation.rule, c.violation.message) not in known]
+        [c for c in own.cases if not known & {(v.rule, v.message) for v in c.violations}]
         if own
         else []
     )
@@ -312,7 +328,7 @@ def page_of_command(
         title=name,
         verdict=verdict,
         said=said_of(verdict, cases),
-        engines=engines_of([check]),
+        engines=engines_of([check]) or (own.engines if own else ()),
         notes=tuple(own.notes if own else ()) + _left_out(violations),
         cases=tuple(cases),
         shows=shows,
@@ -323,15 +339,19 @@ def page_of_command(
 
 
 def _once_each(cases: Sequence[Case]) -> list[Case]:
-    """One timeline for one run: cases after the first go without."""
-    seen: set[int] = set()
-    kept = []
+    """One case for one run: what else it broke stands with the first, unless it has a file of
+    its own to run again."""
+    first: dict[int, int] = {}
+    kept: list[Case] = []
     for case in cases:
-        again_shown = case.line is not None and id(case.line) in seen
-        kept.append(
-            replace(case, line=None, note="Its run is shown above.") if again_shown else case
-        )
-        seen.add(id(case.line))
+        at = first.get(id(case.line)) if case.line is not None else None
+        if at is None:
+            first[id(case.line)] = len(kept)
+            kept.append(case)
+        elif case.replay or case.kept:
+            kept.append(replace(case, line=None, note="Its run is shown above."))
+        else:
+            kept[at] = replace(kept[at], also=(*kept[at].also, *case.violations))
     return kept
 
 
@@ -348,7 +368,8 @@ def write_report(command: str, options: Mapping[str, Any], found: Report, file: 
     elif isinstance(found, AuditReport):
         runs = [events for trace in options["traces"] for events in read_trace(trace)]
     engine = str(options.get("engine", ""))
-    page = page_of_command(command, engine, str(found.verdict), found.to_json(), runs)
+    of = ", ".join(trace.name for trace in options.get("traces", ()))
+    page = page_of_command(command, engine, str(found.verdict), found.to_json(), runs, of)
     write_page(page, file)
 
 
@@ -360,10 +381,14 @@ def page_of_gate(data: Mapping[str, Any], folder: Path, progress: Progress) -> P
     checks = tuple(_check(part, data) for part in data["parts"])
     violations = list(data.get("violations", ()))
     cases = []
-    for number, raw in enumerate(violations[:MOST_CASES]):
+    drawn: set[tuple[str, str]] = set()
+    for raw in violations[:MOST_CASES]:
         file = folder / "counterexamples" / Path(str(raw["file"])).name
-        progress(f"running {file.name} again")
-        draws = number < MOST_LINES
+        kind = str(raw["part"]), str(raw["rule"])
+        draws = kind not in drawn and len(drawn) < MOST_LINES
+        if draws:
+            drawn.add(kind)
+            progress(f"running {file.name} again")
         cases.append(case_of(raw, str(raw["part"]), file, str(raw["file"]), draws=draws))
     shows, notes = _founding_of(folder / "trace.jsonl")
     judged = [check.verdict for check in checks if check.verdict != NOT_RUN]

@@ -53,7 +53,12 @@ def of_exploration(machine: str, settings: Mapping[str, str], steps: Sequence[st
 
 
 def _protagonist(line: Timeline) -> Bar | None:
-    """The first claim that is blamed, else that is harmed, else the first."""
+    """The claim of the step that broke a rule, else the first that is blamed, else that is
+    harmed, else the first."""
+    for step, _ in line.broken:
+        own = [bar for bar in line.claims if bar.told["claim"] == line.steps[step].subject]
+        if own:
+            return own[-1]
     blamed = [name for door in line.doors[::-1] for name in door.blockers]
     claims = {bar.told["claim"]: bar for bar in line.claims}
     for name in blamed:

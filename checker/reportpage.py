@@ -73,6 +73,10 @@ class Case:
     also: tuple[Violation, ...] = ()
 
     @property
+    def violations(self) -> tuple[Violation, ...]:
+        return (self.violation, *self.also)
+
+    @property
     def meaning(self) -> str:
         return RULES[self.violation.rule].meaning
 
@@ -123,11 +127,12 @@ class Page:
             "title": self.title,
             "violations": [
                 {
-                    **case.violation.to_json(),
+                    **violation.to_json(),
                     "where": case.where,
                     "file": case.replay or case.kept or None,
                 }
                 for case in self.cases
+                for violation in case.violations
             ],
             "timelines": [told(line) for line in self.lines],
             "rules": [row.to_json() for row in self.rules],
@@ -185,11 +190,12 @@ def _shown(value: object) -> str:
 def said_of(verdict: str, cases: Sequence[Case]) -> str:
     """The verdict in a sentence."""
     if cases:
-        rules = list(dict.fromkeys(case.violation.rule for case in cases))
+        found = [violation for case in cases for violation in case.violations]
+        rules = list(dict.fromkeys(violation.rule for violation in found))
         named = ", ".join(rules[:6]) + (" and others" if rules[6:] else "")
         more = "" if len(rules) == 1 else f" of {counted(len(rules), 'rule')}"
         meaning = f": {RULES[rules[0]].meaning}" if len(rules) == 1 else ""
-        return f"{counted(len(cases), 'violation')}{more}: {named}{meaning}"
+        return f"{counted(len(found), 'violation')}{more}: {named}{meaning}"
     return MEANINGS.get(verdict, "")
 
 

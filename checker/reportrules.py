@@ -61,6 +61,11 @@ class RuleRow:
     def is_violated(self) -> bool:
         return any(cell.verdict == Verdict.VIOLATED for cell in self.cells)
 
+    @property
+    def is_silent(self) -> bool:
+        """No check has said anything about the rule."""
+        return all(cell.is_empty for cell in self.cells)
+
     def to_json(self) -> dict[str, Any]:
         cells = zip(COLUMNS, self.cells, strict=True)
         return {"rule": self.number, **{name: [c.verdict, c.detail] for name, c in cells}}

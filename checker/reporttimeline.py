@@ -497,8 +497,14 @@ class _Builder:
             events=len(events),
             broken=(),
         )
-        told_apart = {(v.rule, v.message): v for v in [*found, *self.fold.violations]}
-        broken = tuple((self._step_of(line, v), v) for v in told_apart.values())
+        folded = {(v.rule, v.message) for v in self.fold.violations}
+        apart = {
+            (v.rule, v.message, v.seq): v
+            for v in [*found, *self.fold.violations]
+            if v.seq is not None or (v.rule, v.message) not in folded  # the fold knows where
+        }
+        placed = ((self._step_of(line, v), v) for v in apart.values())
+        broken = tuple(sorted(placed, key=lambda one: one[0]))
         return Timeline(**{**vars(line), "broken": broken})
 
     def _step_of(self, line: Timeline, violation: Violation) -> int:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvclaims.checker.knowledge import Knowledge, KnownRequest
-from kvclaims.checker.monitor import Shadow
 from kvclaims.checker.observing import Broken
+from kvclaims.checker.stepcode import Shadow
 from kvclaims.spec import pool
 from kvclaims.spec.claims import PHASE, phase
 from kvclaims.spec.content import fingerprint, partial_content
@@ -57,6 +57,8 @@ class Serving:
             request = step.args.get("r", "")
             table = self._tables.setdefault(request, [])
             match step.action:
+                case "take" | "share" if step.args.get("of") in table:
+                    table.insert(table.index(step.args["of"]), step.args["b"])
                 case "take" | "draw" | "share":
                     table.append(step.args["b"])
                 case "drop" | "give_back" if step.args["b"] in table:

@@ -10,8 +10,8 @@ it and must show the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvclaims.checker import observing
@@ -28,12 +28,13 @@ from kvclaims.checker.door import (
 )
 from kvclaims.checker.engines import REFERENCE, find, first_line
 from kvclaims.checker.knowledge import DISPATCHING, Knowledge, is_over
-from kvclaims.checker.monitor import Monitor
+from kvclaims.checker.lending import LendingMonitor
 from kvclaims.checker.observing import Broken
 from kvclaims.checker.serving import Serving
 from kvclaims.checker.telling import Told, decided, judged_events, survival
 from kvclaims.checker.verdicts import Violation
-from kvclaims.checker.watching import introduce
+from kvclaims.checker.watching import Heard, introduce
+from kvclaims.checker.watching import judged as judge_step
 from kvclaims.spec import pool
 from kvclaims.spec.claims import hard
 from kvclaims.spec.interface import (
@@ -42,6 +43,7 @@ from kvclaims.spec.interface import (
     Engine,
     EngineMissing,
     Feature,
+    MemoryStep,
     NotExposed,
     Observation,
     PoolConfig,
@@ -105,20 +107,22 @@ class Supervisor:
         self.event_kinds: Counter[str] = Counter()
         self._audit_every = audit_every
         self._features = features
-        self._heard: list[PoolStep] = []
+        self._heard = Heard()
         self._told: list[int] = []
         """Number of events in the trace after each operation."""
         self._settled = True
         """No step was under way when the last operation began."""
+        self._on_loan = self._to_lend = 0
+        """Lent blocks that requests held when it began, and that they might still take."""
         self._left: dict[str, dict[int, int]] = {}
         """Claim in the machine → position → the block that stands for it, also once it ended."""
-        self.known = Knowledge(runtime.config)
-        snapshot = runtime.snapshot()
-        self.monitor = Monitor(snapshot.facts, snapshot.null_block)
+        self.monitor = self._heard.monitor_of(runtime)
+        self.lending = self.monitor if isinstance(self.monitor, LendingMonitor) else None
+        longest = None if self.lending is None else self.lending.longest
+        self.known = Knowledge(runtime.config, longest)
         self.behaviour = Behaviour(self.monitor)
         exact = Feature.FINGERPRINTS in features
         self.serving = Serving(self.known, self.monitor.shadow, exact=exact)
-        runtime.listen(self._heard.append)
         self._seen = runtime.observe()
         self._can_read_memory = runtime.config.windows == (0,) and self._reads_memory()
         self._collect([*self._audited(), *_unstepped(self._whole(self._seen))], 0)
@@ -198,8 +202,11 @@ class Supervisor:
         legal = self.known.is_legal(operation, before)
         foretold = self._foretell(operation, before) if legal else None
         self._settled = not self.known.under_way
-        situation = self._situation(before)
+        if self.lending is not None:
+            self._on_loan, self._to_lend = self.lending.lent_held, self.lending.lent_free
+        situation, found = self._situation(before), list[Shown]()
         refs = self._references() if operation.op == "declare" else {}
+        lasting = self._lasting(before) if operation.op == "declare" else {}
         try:
             answer = self._perform(operation)
             if answer is None:
@@ -208,15 +215,20 @@ class Supervisor:
             self.steps += operation.op in DISPATCHING
             if answer.refusal is None:
                 self._meet(operation, answer.value)
-            events, steps = self.runtime.events()[told:], tuple(self._heard)
+            events, heard = self.runtime.events()[told:], tuple(self._heard.steps)
+            steps = tuple(step for step in heard if isinstance(step, PoolStep))
+            self._notice_lending(heard)
             self.event_kinds.update(event.event for event in events)
             self.edges.update((step.action, situation) for step in steps)
-            found = self._monitored(operation, events)
-            one = Told(operation, before, after, events, steps, answer.value)
+            found += self._monitored(operation, events)
+            returned = _returned(heard)
+            one = Told(operation, before, after, events, steps, answer.value, lasting, returned)
             found += _unstepped(self._judge(one, answer, legal, refs))
             if foretold is not None and nothing_grew(before, steps, events):
                 config = self.runtime.config
-                found += _unstepped(judged(foretold, before, after, events, steps, config))
+                given_up = self._given_up(heard)
+                door = judged(foretold, before, after, events, steps, config, given_up)
+                found += _unstepped(door)
             if self.operations % self._audit_every == 0:
                 found += self._audited()
             found += _unstepped(self._compare(operation, answer, after))
@@ -224,7 +236,7 @@ class Supervisor:
             self._collect(found, before=before)
         except Crash as crash:
             self._meet(operation, None)
-            self._collect(self._monitored())
+            self._collect([*found, *self._monitored()])
             self._crashed(crash)
 
     def _perform(self, operation: Operation) -> _Answer | None:
@@ -250,12 +262,32 @@ class Supervisor:
             self._left = {n: b for n, b in self._left.items() if _claim_id(n) != claim}
         elif operation.op == "submit" and operation.fields.get("external"):
             self._part_from_oracle("how a transfer holds its blocks is each engine's own")
+        elif operation.op == "submit" and self.known.is_cut(operation.fields["request"]):
+            self._part_from_oracle("a request that outgrows the base ends there, on this engine")
 
     def _part_from_oracle(self, why: str) -> None:
         """From here on the reference and the engine may differ and both be right."""
         if self.oracle is not None:
             self.not_exposed[f"comparison with the reference: {why}"] = None
             self.oracle = None
+
+    def _notice_lending(self, heard: Sequence[PoolStep | MemoryStep]) -> None:
+        if any(isinstance(step, MemoryStep) and step.action == "arrive_lent" for step in heard):
+            self._part_from_oracle("what is lent, and when, is each engine's own")
+
+    def _given_up(self, heard: Sequence[PoolStep | MemoryStep]) -> frozenset[str]:
+        """Content of lent blocks that was dropped because they were taken back (E4)."""
+        if self.lending is None or not _returned(heard):
+            return frozenset()
+        return frozenset(
+            step.args["k"]
+            for step in heard
+            if step.action == "evict" and step.args["b"] in self.lending.reserve
+        )
+
+    def _lasting(self, seen: Observation) -> Mapping[str, int]:
+        """What a hard claim can find: content in blocks that are always there (E3)."""
+        return seen.resident if self.lending is None else self.lending.in_base()
 
     def _situation(self, seen: Observation) -> str:
         """The state in few words, for the coverage of machine edges."""
@@ -293,6 +325,7 @@ class Supervisor:
         self.serving.under_way(operation, one.steps)
         yield from observing.moves(operation, before, after)
         yield from observing.standing(after)
+        yield from self._capacity(after)
         if isinstance(answer.value, ClaimAnswer):
             yield from observing.answered(operation, answer.value)
             yield from decided(one, self.known, refs, unwritten)
@@ -303,7 +336,7 @@ class Supervisor:
         yield from self._forced(one)
         yield from observing.let_go(operation, before, after)
         yield from judged_events(one, self.known)
-        yield from survival(after, self.known, self.serving.unwritten())
+        yield from survival(after, self.known, self.serving.unwritten(), self._lasting(after))
         self.known.note(one.events)
         self.known.measure(after)
 
@@ -328,11 +361,16 @@ class Supervisor:
         if any(view.computed is None for view in views):
             return
         _, blocks = self.known.growth(one.before)
-        if blocks <= one.before.headroom:
+        room = one.before.headroom
+        if one.returned:
+            blocks += self._on_loan  # which had to find room in the base
+        else:
+            room += self._to_lend
+        if blocks <= room:
             yield (
                 "F3",
-                f"request {preempted[0]} was preempted with headroom {one.before.headroom}, and "
-                f"all that runs together wants {blocks} blocks",
+                f"request {preempted[0]} was preempted with room for {room} blocks, and all that "
+                f"runs together wants {blocks}",
             )
 
     def _whole(self, seen: Observation) -> Iterator[Broken]:
@@ -345,6 +383,22 @@ class Supervisor:
                 "F1",
                 f"{len(used)} blocks are protected or active and {seen.free} free, "
                 f"{seen.usable} are usable",
+            )
+
+    def _capacity(self, after: Observation) -> Iterator[Broken]:
+        """What is said to be lent is, and headroom counts the base alone (E2, E3)."""
+        if self.lending is None:
+            return
+        lent = len(self.lending.reserve) if self.lending.is_lent else 0
+        if len(after.lent) != lent or after.usable != self.runtime.config.usable + lent:
+            yield (
+                "E2",
+                f"{len(after.lent)} of {after.usable} blocks are said to be lent, not {lent}",
+            )
+        if after.headroom != self.lending.headroom:
+            yield (
+                "E3",
+                f"headroom is said to be {after.headroom}, the base has {self.lending.headroom}",
             )
 
     def _time(self, before: Observation, after: Observation) -> Iterator[Broken]:
@@ -447,7 +501,11 @@ class Supervisor:
             owed = known.wanted(name, before.claims[name].footprint).values()
             lent = on_loan.get(claim.name, ())
             wanted.append(Wanted(claim.name, tuple(key for key in owed if key not in lent)))
-        return foretell(visitor, self.monitor, before, wanted, config.block_size)
+        lasting = self._lasting(before)
+        if any(key in before.resident and key not in lasting for key in keys):
+            return None  # what a return leaves of it is the engine's own choice
+        base = replace(before, usable=config.usable, resident=lasting)
+        return foretell(visitor, self.monitor, base, wanted, config.block_size)
 
     # -- the oracle, the audits, the findings
 
@@ -483,14 +541,14 @@ class Supervisor:
         """Tell the monitor what was heard; its new violations.  Of an operation that crashed only
         the steps are judged, not whether they are moves of the whole."""
         known = len(self.monitor.violations)
-        heard = list(self._heard)
-        self._heard.clear()
+        heard = list(self._heard.steps)
+        self._heard.steps.clear()
         if operation is not None:
             self.behaviour.begin(operation.fields.get("ticks", 0), events)
         for step in heard:
-            if operation is not None:
+            if operation is not None and isinstance(step, PoolStep):
                 self.behaviour(step)
-            self.monitor(step)
+            judge_step(self.monitor, step)
         if operation is not None:
             self.behaviour.end()
         return [(v.rule, v.message, v.step) for v in self.monitor.violations[known:]]
@@ -553,6 +611,11 @@ class Supervisor:
                 != (request.outcome, request.shortfall, request.blocking_claims)
             ):
                 yield "T2", f"request {name} ended {seen.outcome}, the trace: {request.outcome}"
+
+
+def _returned(heard: Iterable[PoolStep | MemoryStep]) -> bool:
+    """Whether lent memory was taken back in between."""
+    return any(isinstance(step, MemoryStep) and step.action == "give_back" for step in heard)
 
 
 def _unstepped(found: Iterable[Broken]) -> list[Shown]:

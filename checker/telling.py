@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvclaims.checker.knowledge import Knowledge
@@ -59,6 +59,10 @@ class Told:
     events: Sequence[Event]
     steps: Sequence[PoolStep]
     answer: Any
+    lasting: Mapping[str, int] = field(default_factory=dict)
+    """Content → block, as a hard claim that was declared in this operation could find it (E3)."""
+    returned: bool = False
+    """Lent memory was taken back."""
 
 
 def judged_events(told: Told, known: Knowledge) -> Iterator[Broken]:
@@ -141,8 +145,9 @@ def decided(
         yield "F2", f"claim {name} was told headroom {answer.headroom}, it is {before.headroom}"
     keys = list(known.claims[name].keys.values())
     costs = [0]
+    found = told.lasting if spec.protection is Protection.HARD else before.resident
     for key in keys:
-        block = before.resident.get(key)
+        block = found.get(key)
         free = block is None or not refs.get(block) or (key, block) in unwritten
         costs.append(costs[-1] + free)
     wanted = _granted(spec.protection, spec.predicate, spec.min_blocks, costs, before.headroom)
@@ -206,18 +211,23 @@ def _harmed(event: Event, told: Told, known: Knowledge) -> Iterator[Broken]:
 
 
 def survival(
-    after: Observation, known: Knowledge, unwritten: set[tuple[str, int]]
+    after: Observation,
+    known: Knowledge,
+    unwritten: set[tuple[str, int]],
+    lasting: Mapping[str, int],
 ) -> Iterator[Broken]:
     """What is said to survive of a claim is what can be found of its own positions (L3).
 
-    Content that a step under way still writes may count already or not yet.
+    Content that a step under way still writes may count already or not yet.  A hard claim finds
+    what is `lasting` (E3).
     """
     pending = {key for key, _ in unwritten}
     for name, view in after.claims.items():
         keys = known.wanted(name, view.footprint)
         if pending.intersection(keys.values()):
             continue
-        found = [key in after.resident for key in keys.values()]
+        there = lasting if view.protection is Protection.HARD else after.resident
+        found = [key in there for key in keys.values()]
         leading = found.index(False) if False in found else len(found)
         if (view.leading, view.survivors) != (leading, sum(found)):
             yield (
@@ -261,11 +271,16 @@ def _hits(steps: Sequence[PoolStep], request: str) -> int:
     that keeps one copy of each content lets it share others later, in the place of its own."""
     hits = 0
     for step in steps:
-        if step.args.get("r") == request:
+        if step.args.get("r") == request and not _moves(step):
             if step.action in ("take", "draw"):
                 break
             hits += step.action == "share"
     return hits
+
+
+def _moves(step: PoolStep) -> bool:
+    """Whether the request takes this block in the place of another that it lets go of."""
+    return "of" in step.args
 
 
 def _answered(event: Event, _told: Told, _known: Knowledge) -> Iterator[Broken]:
@@ -279,7 +294,9 @@ def _answered(event: Event, _told: Told, _known: Knowledge) -> Iterator[Broken]:
 def _returns(told: Told) -> Iterator[Broken]:
     """A request that ends or gives way tells how many blocks it gives back, and they come back."""
     back = Counter(s.args["r"] for s in told.steps if s.action in ("drop", "give_back"))
-    shared = Counter(s.args["r"] for s in told.steps if s.action == "share")
+    back.subtract(s.args["r"] for s in told.steps if _moves(s))
+    plain = (s for s in told.steps if not _moves(s))
+    shared = Counter(s.args["r"] for s in plain if s.action == "share")
     for name, number in shared.items():
         back[name] -= number - _hits(told.steps, name)  # blocks that others came in the place of
     said: Counter[str] = Counter()
@@ -330,7 +347,12 @@ def _victim(event: Event, told: Told, _known: Knowledge) -> Iterator[Broken]:
 
 
 def _losses(told: Told) -> Iterator[Broken]:
-    """A fault is told of every block that it took."""
+    """A fault is told of every block that it took, and nothing else takes content like one."""
+    if told.operation.op not in FAULTS:
+        moved = told.after.resident
+        gone = {s.args["k"] for s in told.steps if s.action == "lose"} - moved.keys()
+        if gone:
+            yield "L3", f"{told.operation.op} lost {len(gone)} contents as if by a fault"
     if told.operation.op != "lose":
         return
     lost = {step.args["b"] for step in told.steps if step.action == "lose"}

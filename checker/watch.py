@@ -70,9 +70,11 @@ class Snapshot:
 
     @property
     def verdict(self) -> Verdict:
-        """On what was seen so far."""
+        """On what was seen so far; VACUOUS where that is nothing."""
         if self.broken is None:
             return Verdict.NOT_EXPOSED
+        if self.events == 0:
+            return Verdict.VACUOUS
         return Verdict.VIOLATED if any(self.broken.values()) else Verdict.HOLDS
 
     def to_json(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -40,9 +41,10 @@ class Metrics:
                 raw: bytes = answer.read()
         except urllib.error.HTTPError as error:
             raise BadOperation(f"{self._address}: {error.code} {error.reason}") from None
-        except (urllib.error.URLError, OSError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             why = getattr(error, "reason", error)
-            raise BadOperation(f"{self._address}: cannot be read: {why}") from None
+            said = getattr(why, "strerror", None) or str(why).strip() or type(why).__name__
+            raise BadOperation(f"{self._address}: cannot be read: {said}") from None
         return raw.decode("utf-8", "replace")
 
 

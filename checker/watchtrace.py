@@ -49,6 +49,8 @@ class FollowedTrace:
                 raise TraceError(f"{self._path}: line {self._line}: not UTF-8 text") from None
             except TraceError as error:
                 raise TraceError(f"{self._path}: line {self._line}: {error}") from None
+        if self._rest and not self._rest.startswith(b"{"):  # whatever follows, it is no event
+            raise TraceError(f"{self._path}: line {self._line + 1}: not a JSON object")
         return self._snapshot()
 
     def _new_lines(self) -> list[bytes]:

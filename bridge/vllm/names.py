@@ -15,6 +15,8 @@ from kvclaims.spec.content import cache_domain, content_ids
 _GROUP_BYTES = 4
 """vLLM appends the id of the KV group to a hash to make the key of its map."""
 
+_FIRST_GROUP = bytes(_GROUP_BYTES)
+
 
 class ContentChain:
     """`spec.content.content_ids`, one block at a time, for tokens that keep growing."""
@@ -79,9 +81,9 @@ class Names:
 
         Keys of a KV group other than the first carry its number: `1f2e…@1`.
         """
-        block_hash, group = bytes(key)[:-_GROUP_BYTES], bytes(key)[-_GROUP_BYTES:]
+        block_hash, group = key[:-_GROUP_BYTES], key[-_GROUP_BYTES:]
         name = self._by_hash.get(block_hash) or block_hash.hex()
-        return f"{name}@{int.from_bytes(group, 'big')}" if any(group) else name
+        return name if group == _FIRST_GROUP else f"{name}@{int.from_bytes(group, 'big')}"
 
     def of_tokens(self, tokens: tuple[int, ...], salt: str = "") -> tuple[str, ...]:
         """The content ids of the full blocks of `tokens`."""

@@ -22,6 +22,10 @@ UNNAMED: Final = "(engine)"
 """The holder of references that no request's call explains (a connector's, for instance)."""
 
 
+_GROWS: Final = {"take": 1, "draw": 1, "share": 1, "drop": -1, "give_back": -1}
+"""By how much a step makes a request's table longer."""
+
+
 class Reactions:
     """What a claim layer hears while a call is under way; each does nothing by default."""
 
@@ -74,9 +78,11 @@ class PoolObserver:
         self._listeners: list[Listener] = []
         self._depth = 0
         self._steps: list[PoolStep] = []
-        self._touched: dict[int, set[bytes]] = {}
+        self._touched: dict[int, Iterable[bytes]] = {}
         self._request: Any = None
         self._pinning = False
+        self._by_choice = False
+        self._place_of: int | None = None
         self._granted = 0
         self._leaving: dict[int, list[str]] = {}
         self._adopt()
@@ -124,6 +130,24 @@ class PoolObserver:
         """Calls of the pool inside are this request's, where vLLM itself names none."""
         return self._for_request(request)
 
+    @contextmanager
+    def by_choice(self) -> Iterator[None]:
+        """What `evict_blocks` drops inside is given up by the runtime itself, and is no fault."""
+        self._by_choice = True
+        try:
+            yield
+        finally:
+            self._by_choice = False
+
+    @contextmanager
+    def in_place_of(self, block: int) -> Iterator[None]:
+        """Blocks that a request gets inside stand where `block` stands in its table."""
+        self._place_of = block
+        try:
+            yield
+        finally:
+            self._place_of = None
+
     def ref(self, block: int) -> int:
         return int(self.pool.blocks[block].ref_cnt)
 
@@ -140,13 +164,14 @@ class PoolObserver:
     def facts(self, block: int, also: Iterable[bytes] = ()) -> BlockFacts:
         """What vLLM holds of a block: keys are those that its map finds the block under."""
         real = self.pool.blocks[block]
-        found = {
-            self.names.of_key(key)
-            for key in (*self._own_keys(real), *also)
-            if self._finds(key, block)
-        }
         queued = real.next_free_block is not None
-        return BlockFacts(int(real.ref_cnt), queued, tuple(sorted(found)))
+        keys = self._own_keys(real)
+        if not keys and not also:
+            return BlockFacts(int(real.ref_cnt), queued, ())
+        found = [self.names.of_key(key) for key in (*keys, *also) if self._finds(key, block)]
+        if len(found) > 1:
+            found = sorted(set(found))
+        return BlockFacts(int(real.ref_cnt), queued, tuple(found))
 
     def snapshot(self, pins: Mapping[str, tuple[int, ...]]) -> PoolSnapshot:
         """The whole pool; facts hold the keys that the blocks themselves carry."""
@@ -185,7 +210,9 @@ class PoolObserver:
 
     def _own_keys(self, block: Any) -> list[bytes]:
         keys = [] if block.block_hash is None else [block.block_hash]
-        keys.extend(getattr(self.pool, "cached_block_hashes_by_block", {}).get(block.block_id, ()))
+        more = getattr(self.pool, "cached_block_hashes_by_block", None)
+        if more:
+            keys.extend(more.get(block.block_id, ()))
         return keys
 
     def _adopt(self) -> None:
@@ -221,19 +248,26 @@ class PoolObserver:
                 del self.where[key]
                 if not self._in_another_group(key):
                     self.names.forget_key(raw)
-        self._touched.setdefault(block, set()).add(raw)
+        self._touched[block] = (*self._touched.get(block, ()), raw)
         return key
 
     def _in_another_group(self, key: str) -> bool:
         """Whether another KV group has content of the same hash."""
-        name = key.partition("@")[0]
         groups = range(len(self.manager.coordinator.single_type_managers))
+        if len(groups) == 1:
+            return False
+        name = key.partition("@")[0]
         return any((f"{name}@{g}" if g else name) in self.where for g in groups)
 
     def _sync(self, blocks: Iterable[Any], request: str | None, action: str) -> None:
         """Tell which keys blocks have lost (as `action`) and gained since last looked at."""
         blocks = list(blocks)
-        gone = [(b.block_id, raw) for b in blocks for raw in self._lost_keys(b)]
+        gone = [
+            (b.block_id, raw)
+            for b in blocks
+            if self.keys.get(b.block_id)
+            for raw in self._lost_keys(b)
+        ]
         if gone:
             by = request or UNNAMED if action == "evict" else None
             lost = {number: self.keys[number][raw] for number, raw in gone}
@@ -242,7 +276,7 @@ class PoolObserver:
                 self.tell(action, b=number, k=self._unlearn(number, raw))
             self.reactions.after_loss(lost, by)
         for block in blocks:
-            self._touched.setdefault(block.block_id, set())
+            self._touched.setdefault(block.block_id, ())
             self._gain(block, request or UNNAMED)
 
     def _lost_keys(self, block: Any) -> list[bytes]:
@@ -254,8 +288,9 @@ class PoolObserver:
 
     def _gain(self, block: Any, request: str) -> None:
         number = block.block_id
+        known = self.keys.get(number, ())
         for raw in self._own_keys(block):
-            if raw not in self.keys.get(number, ()):
+            if raw not in known:
                 key = self.names.of_key(raw)
                 self._learn(number, raw, key)
                 self.tell("register", r=request, b=number, k=key)
@@ -269,7 +304,6 @@ class PoolObserver:
     def _attach(self) -> None:
         pool, manager = self.pool, self.manager
         wrappers: tuple[tuple[Any, str, Wrapper], ...] = (
-            (manager, "allocate_slots", self._allocate_slots),
             (manager, "free", self._free_request),
             (manager, "pop_blocks_for_free", self._pop_for_free),
             (pool, "get_new_blocks", self._get_new_blocks),
@@ -285,13 +319,19 @@ class PoolObserver:
         for owner, method, wrapper in wrappers:
             if hasattr(owner, method):
                 self._wrap(owner, method, wrapper)
+        manager.allocate_slots = self._allocating(manager.allocate_slots)
 
     def _wrap(self, owner: Any, method: str, wrapper: Wrapper) -> None:
         inner = getattr(owner, method)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            with self.operation():
+            self._depth += 1  # `operation`, without what a context manager costs at every call
+            try:
                 return wrapper(inner, *args, **kwargs)
+            finally:
+                self._depth -= 1
+                if self._depth == 0 and (self._steps or self._touched):
+                    self._flush()
 
         setattr(owner, method, watched)
 
@@ -312,19 +352,31 @@ class PoolObserver:
         finally:
             self._request = outer
 
-    def _allocate_slots(self, inner: Wrapper, request: Any, *args: Any, **kwargs: Any) -> Any:
-        start = len(self._steps)
-        before = len(self.held.get(self._alias(request.request_id), ()))
-        self._granted = 0
-        with self._for_request(request):
+    def _allocating(self, inner: Wrapper) -> Wrapper:
+        """`allocate_slots`, which comes for every request in every step and mostly does nothing."""
+
+        def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
+            start = len(self._steps)
+            outer, self._request, self._granted = self._request, request, 0
+            self._depth += 1
             try:
                 return inner(request, *args, **kwargs)
             finally:
-                # The grant comes first in the machine; its size is known only now.
-                grown = len(self.held.get(self._name(), ())) > before
-                if self._listeners and (grown or self._granted):
-                    grant = {"r": self._name(), "n": self._granted}
-                    self._steps.insert(self._after_drops(start), PoolStep("admit", grant))
+                self._request = outer
+                if len(self._steps) > start:
+                    self._grant(self._alias(request.request_id), start)
+                self._depth -= 1
+                if self._depth == 0 and (self._steps or self._touched):
+                    self._flush()
+
+        return allocate_slots
+
+    def _grant(self, name: str, start: int) -> None:
+        """The grant comes first in the machine; its size is known only now."""
+        told = (s.action for s in self._steps[start:] if s.args.get("r") == name)
+        if self._granted or sum(_GROWS.get(action, 0) for action in told) > 0:
+            grant = PoolStep("admit", {"r": name, "n": self._granted})
+            self._steps.insert(self._after_drops(start), grant)
 
     def _after_drops(self, start: int) -> int:
         """Where the grant stands: blocks that left a sliding window were let go of before it."""
@@ -364,10 +416,10 @@ class PoolObserver:
             number = block.block_id
             self._sync((block,), name, "evict")
             claim = self.draws.get(len(held))
-            held.append(number)
+            instead = self._hold(held, number)
             if claim is None:
                 self._granted += 1
-                self.tell("take", r=name, b=number)
+                self.tell("take", r=name, b=number, **instead)
             else:
                 self.tell("draw", r=name, c=claim, b=number)
                 self.reactions.drawn(claim, number)
@@ -382,15 +434,24 @@ class PoolObserver:
         for block, was_queued in zip(blocks, queued, strict=True):
             if block.is_null:
                 continue
-            self._touched.setdefault(block.block_id, set())
+            self._touched.setdefault(block.block_id, ())
             if self._pinning:
                 continue
             held = self.held.setdefault(name, [])
-            key = self._found_as(block.block_id, ids, len(held))
-            held.append(block.block_id)
+            at = len(held) if self._place_of is None else held.index(self._place_of)
+            key = self._found_as(block.block_id, ids, at)
+            instead = self._hold(held, block.block_id)
             self._granted += was_queued
-            self.tell("share", r=name, b=block.block_id, k=key)
+            self.tell("share", r=name, b=block.block_id, k=key, **instead)
         return result
+
+    def _hold(self, held: list[int], block: int) -> dict[str, int]:
+        """The block enters a request's table: at its end, or in the place of another."""
+        if self._place_of is None or self._place_of not in held:
+            held.append(block)
+            return {}
+        held.insert(held.index(self._place_of), block)
+        return {"of": self._place_of}
 
     def _found_as(self, block: int, ids: list[str], position: int) -> str:
         """The content that a hit is served for: the request's own at that position.  With a
@@ -407,17 +468,17 @@ class PoolObserver:
     def _free_blocks(self, inner: Wrapper, blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         blocks = list(blocks)  # a generator is read once, and vLLM reads it
         result = inner(blocks, *args, **kwargs)
+        name = self._name()
         for block in blocks:
             if block.is_null:
                 continue
             number = block.block_id
-            self._touched.setdefault(number, set())
+            self._touched.setdefault(number, ())
             if not self._pinning:
-                self._drop(number)
+                self._drop(name, number)
         return result
 
-    def _drop(self, block: int) -> None:
-        name = self._name()
+    def _drop(self, name: str, block: int) -> None:
         deferred = name == UNNAMED and block in self._leaving
         if deferred:
             name = self._leaving[block].pop()
@@ -440,7 +501,8 @@ class PoolObserver:
     def _evict_blocks(self, inner: Wrapper, block_ids: Iterable[int], *args: Any) -> Any:
         numbers = sorted(block_ids)
         result = inner(set(numbers), *args)
-        self._sync((self.pool.blocks[number] for number in numbers), None, "lose")
+        lost = "evict" if self._by_choice else "lose"
+        self._sync((self.pool.blocks[number] for number in numbers), None, lost)
         return result
 
     def _cache_full_blocks(self, inner: Wrapper, *args: Any, **kwargs: Any) -> Any:

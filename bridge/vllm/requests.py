@@ -54,7 +54,7 @@ class RequestRecord:
     """How often claims alone were in its way."""
     told_waits_on: tuple[str, ...] = ()
 
-    def view(self, blocks: tuple[int, ...]) -> RequestView:
+    def view(self, blocks: tuple[int, ...], computed: int | None) -> RequestView:
         return RequestView(
             state=self.state,
             outcome=self.outcome,
@@ -62,6 +62,7 @@ class RequestRecord:
             hit_blocks=self.hit_blocks,
             shortfall=self.shortfall,
             blocking_claims=self.blocking_claims,
+            computed=computed,
         )
 
 
@@ -86,6 +87,7 @@ class RequestLog:
     def admitted(self, record: RequestRecord, hits: int, new: int, free: int) -> None:
         record.state, record.outcome = "running", Outcome.PENDING
         record.shortfall, record.blocking_claims = 0, ()
+        record.told_waits_on = ()  # if it gives way and waits once more, it is told so anew
         record.hit_blocks = hits
         self._emit(
             "active_request_admitted",

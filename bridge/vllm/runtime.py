@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from kvclaims.bridge.vllm.observer import keys_found
@@ -216,9 +215,9 @@ class VllmRuntime:
         blocks: tuple[int, ...] = ()
         if own_id in self._scheduler.requests:
             blocks = tuple(self._scheduler.kv_cache_manager.get_block_ids(own_id)[0])
-        view = self._claims.requests.records[request_id].view(blocks)
-        running = view.state == "running"
-        return replace(view, computed=self._driver.computed(own_id) if running else 0)
+        record = self._claims.requests.records[request_id]
+        running = record.state == "running"
+        return record.view(blocks, self._driver.computed(own_id) if running else 0)
 
     def snapshot(self) -> PoolSnapshot:
         return self._claims.observer.snapshot(self._claims.book.pins())

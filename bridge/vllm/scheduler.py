@@ -22,7 +22,7 @@ from vllm.v1.request import RequestStatus
 from kvclaims.bridge.serving.desk import Desk
 from kvclaims.bridge.vllm.claims import ClaimBook
 from kvclaims.bridge.vllm.names import Names
-from kvclaims.bridge.vllm.observer import PoolObserver, Reactions
+from kvclaims.bridge.vllm.observer import UNNAMED, PoolObserver, Reactions
 from kvclaims.bridge.vllm.requests import Blocked, RequestLog, RequestRecord
 from kvclaims.bridge.vllm.serving import Serving, settings_of
 from kvclaims.spec.feasibility import Judgement, Situation, judge
@@ -38,6 +38,10 @@ CLAIM: Final = "kvclaims"
 
 VERDICT: Final = "kvclaims"
 """Key in the `kv_transfer_params` of the answer: a refusal, and what became of a claim."""
+
+_REUSED: Final = "cached_prefix_reuse"
+_TAKEN_BACK: Final = "lent_memory_returned"
+"""Why a cached block was given up: for a request, or for nobody's sake but the memory's."""
 
 _WAITING: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
@@ -196,13 +200,13 @@ class ClaimEnforcer(Reactions):
         for block, key in lost.items():
             self.recorder.emit(
                 "allocation_victim_selected",
-                request_id=request,
+                request_id=None if request == UNNAMED else request,
                 prefix_id=key,
                 block_id=block,
                 hash=key,
                 ref_count=0,
                 protected=False,
-                reason="cached_prefix_reuse",
+                reason=_TAKEN_BACK if request == UNNAMED else _REUSED,
             )
 
     def after_loss(self, lost: Mapping[int, str], request: str | None) -> None:
@@ -314,6 +318,13 @@ class ClaimEnforcer(Reactions):
         table = self.observer.held.get(self.alias(request.request_id), [])
         if record is not None and (hits or len(table) > held):
             self.requests.grew(record, list(table), self.book.lent(table))
+
+    def tell_moved(self, request: Any) -> None:
+        """Tell the request's table, some of whose blocks have changed places."""
+        record = self._record(request) if self.tells_tables else None
+        if record is not None:
+            table = list(self.observer.held.get(self.alias(request.request_id), ()))
+            self.requests.grew(record, table, self.book.lent(table))
 
     def _draws(self, request: Any, first: int) -> dict[int, list[str]]:
         if self.book.owed <= 0 or not admits_reuse(request):

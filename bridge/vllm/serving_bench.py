@@ -22,6 +22,7 @@ from kvclaims.bridge.serving.settings import Settings
 from kvclaims.bridge.serving.tracefiles import in_order
 from kvclaims.bridge.vllm import setup
 from kvclaims.bridge.vllm.engine import IN_PROCESS, WHOLE_ENGINE
+from kvclaims.bridge.vllm.limits import HardShare
 from kvclaims.bridge.vllm.serving import Serving
 from kvclaims.checker.audit import audit
 from kvclaims.checker.engines import find
@@ -463,8 +464,10 @@ def _one_block(i: int) -> list[int]:
 
 
 def _idle(claims: int) -> ServedPool:
-    """Claims on one resident block each hold it: as many references as claims."""
+    """Claims on one resident block each hold it: as many references as claims.  The pool's cap on
+    hard claims adds footprints up, so it is lifted."""
     pool = ServedPool(200, 32, Settings(claims_per_owner=20_000), whole=True)
+    pool.enforcer.book.share = HardShare()
     pool.ask("cache", pool.tokens("K", 1), answer=1)
     pool.run()
     for i in range(claims):

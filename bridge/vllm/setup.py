@@ -11,6 +11,8 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from copy import copy
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,7 +97,17 @@ def model_folder(max_tokens: int) -> Iterator[str]:
 
 
 def scheduler_config(max_tokens: int, policy: str = "fcfs", asynchronous: bool = False) -> Any:
-    """vLLM's configuration for one engine that prefills any prompt in one chunk."""
+    """vLLM's configuration for one engine that prefills any prompt in one chunk: one of its own
+    for each caller, to make which takes a hundred times as long as to copy it."""
+    made = _scheduler_config(max_tokens, policy, asynchronous)
+    config = copy(made)
+    for part in ("model_config", "scheduler_config", "cache_config", "parallel_config"):
+        setattr(config, part, copy(getattr(made, part)))
+    return config
+
+
+@cache
+def _scheduler_config(max_tokens: int, policy: str, asynchronous: bool) -> Any:
     from vllm.config import (
         CacheConfig,
         DeviceConfig,

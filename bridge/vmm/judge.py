@@ -20,7 +20,7 @@ from kvclaims.bridge.vmm.twin import TwinDriver
 from kvclaims.checker.conform import Conformance, Difference
 from kvclaims.checker.finite import Compiled, State, compile_instance
 from kvclaims.checker.instances import PINNED
-from kvclaims.checker.monitor import Compiler, Shadow
+from kvclaims.checker.stepcode import Compiler, Shadow
 from kvclaims.checker.verdicts import Violation
 from kvclaims.spec import elastic
 from kvclaims.spec.language import BOOL, NUMERIC, Update, Var

@@ -161,7 +161,7 @@ class ElasticMemory:
         self.in_prefill = False
         self.costs = Costs()
         self.tenants: Tenants = Nobody()
-        self._tell = tell or (lambda _action, _args: None)
+        self._listeners: list[Tell] = [tell] if tell else []
         self._undo: list[tuple[str, tuple[int, ...]]] = []
         self._bases: list[int] = []
         self._handles: list[int] = []
@@ -330,11 +330,19 @@ class ElasticMemory:
         self.in_prefill = False
         self._tell("end_prefill", {})
 
+    def listen(self, tell: Tell) -> None:
+        """Tell this one too every step from now on."""
+        self._listeners.append(tell)
+
     def told(self, action: str, args: dict[str, Any]) -> None:
         """For tenants: add a step of theirs to the one log of this memory."""
         self._tell(action, args)
 
     # -- parts -----------------------------------------------------------------------------------
+
+    def _tell(self, action: str, args: dict[str, Any]) -> None:
+        for listener in self._listeners:
+            listener(action, args)
 
     def _require(self, holds: bool, rule: str, why: str) -> None:
         if not holds:

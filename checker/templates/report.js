@@ -26,6 +26,8 @@ class Run {
     this.marks = [...new Set([...this.doors.map(d => d.step), ...this.broken.map(b => b[0])])]
       .sort((a, b) => a - b);
     this.top = Math.max(this.usable, ...this.doors.slice(0, 5000).map(d => d.usable + d.missing));
+    for (let step = 0; step < this.length; step++)  // more may have been promised than there is
+      this.top = Math.max(this.top, this.usable - this.counts(step).headroom);
     this.top = Math.min(this.top, 2.5 * this.usable) || 1;
   }
   change(uses, step, tally) {
@@ -157,7 +159,10 @@ class Timeline {
       if (step === at) add("p", now, `✕ breaks ${rule}: ${message}`, "broken");
     const lines = run.rulesAt(at).map(rule => `${rule} ${this.rules[rule]}`);
     if (lines.length) add("p", now, lines.join("; "), "hint");
-    const facts = [`event ${number(run.seqs[at])} of ${number(run.events)}`];
+    const first = run.seqs[at], last = Math.max(first, (run.seqs[at + 1] ?? run.events) - 1);
+    const which = first === last ? `event ${number(first)}`
+      : `events ${number(first)} to ${number(last)}`;
+    const facts = [`${which} of 0 to ${number(run.events - 1)}`];
     if (run.at.length) facts.push(`operation ${run.at[at]} of ${run.operations.length - 1}: `
       + run.operations[run.at[at]]);
     add("p", now, facts.join(" · "), "hint");
@@ -176,7 +181,7 @@ class Timeline {
     add("span", legend, BANDS.map(band => `${is[band]} ${band}`).join(" + ")
       + ` = ${BANDS.reduce((sum, band) => sum + is[band], 0)} of ${run.usable} usable;`
       + ` headroom ${run.usable} − ${is.active} − ${is.protected} − ${is.reserved}`
-      + ` = ${is.headroom}`, "whole-sum");
+      + ` = ${String(is.headroom).replace("-", "−")}`, "whole-sum");
   }
   tellDoor() {
     const { run, at, door } = this, answer = run.doorAt(at);
@@ -206,7 +211,7 @@ class Timeline {
     const list = add("ul", held);
     for (const [name, told, spans] of alive.slice(0, LANES))
       add("li", list, `${name}: ${phaseAt(spans, at)}, ${told.protection.replace(/_/g, " ")}, `
-        + `${blocks(told.footprint)}, of ${told.owner || "an owner not told"}`);
+        + `${blocks(told.footprint)}, owned by ${told.owner || "somebody who is not told"}`);
     if (alive.length > LANES) add("li", list, `and ${number(alive.length - LANES)} more`, "hint");
   }
   tellSteps() {
@@ -268,7 +273,7 @@ function box(paint, x, y, width, height, fill, line) {
 function label(paint, text, x, y, colour, back, width, right) {
   const wide = paint.measureText(text).width;
   const at = Math.max(2, Math.min(right ? x - wide : x, width - wide - 2));
-  if (back) { paint.strokeStyle = back; paint.lineWidth = 4; paint.strokeText(text, at, y); }
+  if (back) { paint.strokeStyle = back; paint.lineWidth = 3; paint.strokeText(text, at, y); }
   paint.lineWidth = 1;
   paint.fillStyle = colour;
   paint.fillText(text, at, y);
@@ -391,7 +396,14 @@ function drawLane({ paint, ink, looks, from, columns, wide, width }, [name, told
   const start = Math.max(0, (spans[0][0] - from) * wide);
   const more = isClaim ? `${told.protection.replace(/_/g, " ")}, ${blocks(told.footprint)}`
     : `wants ${blocks(told.wants)}`;
-  label(paint, `${kind} ${name} · ${more}`, start, y + 8, ink.ink, ink.sheet, width);
+  const says = phase => (["harmed", "refused", "capacity_required"].includes(phase) ? "✕ " : "")
+    + phase.replace(/_/g, " ");
+  // How it ended stands in its column, else right of it, else with the name.
+  const [ended, outcome] = spans.at(-1), after = (ended - from + 1) * wide;
+  const long = paint.measureText(says(outcome)).width;
+  const isNamed = OVER.includes(outcome) && long > wide - 6 && after + 6 + long >= width;
+  label(paint, `${kind} ${name} · ${more}${isNamed ? " · " + says(outcome) : ""}`, start, y + 8,
+    ink.ink, ink.sheet, width);
   spans.forEach(([step, phase], i) => {
     const end = i + 1 < spans.length ? spans[i + 1][0] : from + columns;
     const a = Math.max(step, from), isOver = OVER.includes(phase);
@@ -403,14 +415,13 @@ function drawLane({ paint, ink, looks, from, columns, wide, width }, [name, told
     const soft = isClaim && told.protection !== "hard_protected" && phase === "materialized";
     const fill = bad ? ink.sheet : soft ? looks.cached : look;
     box(paint, (a - from) * wide, y + 17, (b - a) * wide, 17, fill || ink.sheet, bad ? ink.bad : ink.soft);
-    const text = (bad ? "✕ " : "") + phase.replace(/_/g, " ");
-    const room = isOver ? width : (b - a) * wide - 6, x = (a - from) * wide;
-    if (paint.measureText(text).width > room) return;
+    const text = says(phase), size = paint.measureText(text).width, x = (a - from) * wide;
+    const beside = isOver && size > wide - 6;
+    if (isOver ? isNamed && step === ended : size > (b - a) * wide - 6) return;
     const dark = fill === looks.protected || fill === looks.active;
-    const beside = isOver && paint.measureText(text).width > wide - 6;
-    const fits = x + wide + 6 + paint.measureText(text).width < width;
-    label(paint, text, !beside ? x + 4 : fits ? x + wide + 4 : x - 4, y + 26,
-      dark ? ink.on : bad ? ink.bad : ink.ink, dark ? null : ink.sheet, width, beside && !fits);
+    label(paint, text, beside ? x + wide + 4 : x + 4, y + 25.5,
+      dark ? ink.on : bad ? ink.bad : ink.ink,
+      beside || fill === looks.reserved ? ink.sheet : null, width);
   });
 }
 
@@ -455,14 +466,16 @@ function drawRows({ paint, ink, looks, run, from, columns, wide, width }, top, t
 function drawCursor({ paint, ink, run, from, columns, wide, width }, at, height) {
   const x = (at - from) * wide;
   for (const [step] of run.broken) {
-    if (step < from || step >= from + columns) continue;
+    if (step < from || step >= from + columns || step === at) continue;
     label(paint, "✕", (step - from + .5) * wide - 4, 7, ink.bad, null, width);
   }
   paint.strokeStyle = ink.ink; paint.lineWidth = 2;
   paint.strokeRect(x + 1, 15, Math.max(2, wide - 2), height - 16);
   paint.lineWidth = 1;
-  label(paint, String(at + 1), x + wide / 2 - paint.measureText(String(at + 1)).width / 2, 7,
-    ink.ink, ink.sheet, width);
+  const isBroken = run.broken.some(([step]) => step === at);
+  const text = (isBroken ? "✕ " : "") + (at + 1);
+  label(paint, text, x + wide / 2 - paint.measureText(text).width / 2, 7,
+    isBroken ? ink.bad : ink.ink, ink.sheet, width);
 }
 
 // The whole run in small, drawn once for each size and look, then only the cursor.

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import pytest
 
 from kvclaims.checker.counterexample import Counterexample
 from kvclaims.checker.report import page_of_gate, page_of_runs, report, write_page
+from kvclaims.checker.reportpage import Case, Page
 from kvclaims.checker.reporttimeline import timeline
+from kvclaims.checker.verdicts import Violation
 from kvclaims.reference.engine import ENGINE
 from kvclaims.spec.interface import PoolConfig
 from kvclaims.spec.operations import parse, perform
@@ -250,6 +253,44 @@ def test_a_violation_is_understood_from_the_page_alone(pages: Path, open_page: O
     assert page.query_selector("[aria-label='Step']") is not None
 
 
+def test_a_step_tells_the_same_event_as_the_violation(tmp_path: Path, open_page: Open) -> None:
+    events = [
+        replace(event, data={**event.data, "blocking_claim_ids": ["x"]})
+        if event.event == "active_request_refused"
+        else event
+        for event in conflict()
+    ]
+    write_page(page_of_runs("trace", [events]), tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html")
+    assert "73 of run L3" in page.inner_text(".facts")
+    assert "events 72 to 73 of 0 to 74" in page.inner_text(".now")  # it asks, and is refused
+    page.click("[data-do=on]")
+    assert "event 74 of 0 to 74" in page.inner_text(".now")
+
+
+def test_nothing_is_broken_inside_a_word_on_a_phone(tmp_path: Path, open_page: Open) -> None:
+    after = {"claim c: generation": 1, "claim c: protection": "hard_protected"}
+    case = Case(Violation("F2", "m", after=after), "a run", line=timeline(conflict()))
+    write_page(Page("page", "VIOLATED", "", cases=(case,)), tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html", PHONE)
+    heights = page.eval_on_selector_all(".changes thead th", "all => all.map(h => h.clientHeight)")
+    assert len(set(heights)) == 1
+    assert heights[0] < 40  # one line
+
+
+def test_a_headroom_below_zero_is_a_number_with_a_sign(tmp_path: Path, open_page: Open) -> None:
+    """The runtime promises more than it has: the picture shows it, and the sum is readable."""
+    runtime = ENGINE.open(PoolConfig(20), "run")
+    for claim in "ab":
+        perform(runtime, parse({"op": "declare", "claim": claim, "content": [[claim, 5]], "n": 5}))
+    events = [replace(event, usable_blocks=8) for event in runtime.events()]
+    write_page(page_of_runs("trace", [events]), tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html")
+    page.click("[data-do=last]")
+    assert page.inner_text(".whole-sum").endswith("headroom 8 − 0 − 0 − 10 = −2")
+    assert page.evaluate("kvclaims.timelines[0].run.top") == 10  # and it fits the picture
+
+
 def test_the_gate_tells_the_numbers_of_its_json(pages: Path, open_page: Open) -> None:
     page = open_page(pages / "gate.html")
     row = page.query_selector("table.checks tbody tr").inner_text()
@@ -257,6 +298,9 @@ def test_the_gate_tells_the_numbers_of_its_json(pages: Path, open_page: Open) ->
     f4 = page.query_selector("table.rules tbody tr:has(b:text-is('F4'))").inner_text()
     assert "L3 on 1 engine" in f4
     assert "7 steps judged" in f4
+    silent = open_page(pages / "gate.html", PHONE).inner_text("table.rules tr:has(b:text-is('V4'))")
+    assert silent.endswith("nothing shown")
+    assert silent.count("nothing shown") == 1
     page.click("summary")
     assert "shortfall 50" in page.inner_text("details")
 
@@ -266,9 +310,27 @@ def test_the_graph_lights_the_way_of_the_claim(pages: Path, open_page: Open) -> 
     graph = page.frame_locator(".graph iframe")
     assert graph.locator(".step.lit").count() == 4
     assert graph.locator(".box.lit").count() == 4
+    assert graph.locator(".box.lit").last.is_visible()
     before = graph.locator("#map").get_attribute("viewBox")
     graph.locator("#map").press("+")
     assert graph.locator("#map").get_attribute("viewBox") != before
+
+
+def test_what_is_lit_can_be_read_on_a_phone(pages: Path, open_page: Open) -> None:
+    """The end of the path at first, the whole graph on demand."""
+    page = open_page(pages / "conflict.html", PHONE)
+    graph = page.frame_locator(".graph iframe")
+    map_ = graph.locator("#map")
+    letters = "map => 11 * map.getScreenCTM().a"
+    assert map_.evaluate(letters) > 7
+    inside = """map => {
+      const view = map.getBoundingClientRect();
+      return [map.querySelector(".dot.chosen")].map(b => b.getBoundingClientRect())
+        .every(b => b.left >= view.left && b.right <= view.right && b.top >= view.top
+          && b.bottom <= view.bottom) }"""
+    assert map_.evaluate(inside)
+    graph.locator("#whole").tap()
+    assert map_.evaluate(letters) < 7
 
 
 def test_all_that_is_used_has_a_name(pages: Path, open_page: Open) -> None:

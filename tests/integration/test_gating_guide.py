@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kvclaims.bridge.vllm.engine import IN_PROCESS
 from kvclaims.checker.codemutants import CodeMutant
 from kvclaims.checker.counterexample import described
 from kvclaims.checker.enginemutants import plant
@@ -53,7 +58,7 @@ def patched(vllm: Engine) -> Iterator[Engine]:
     source = (Path(vllm.info().path).parent / PATH).read_text(encoding="utf-8")
     old, new = hunk()
     assert source.count(old) == 1, "the guide's diff does not apply to this vLLM"
-    plant(CodeMutant(PATH, FUNCTION, 0, "", "", "", source.replace(old, new)))
+    plant(CodeMutant(PATH, FUNCTION, 0, "", "", "", lambda: source.replace(old, new)))
     yield vllm
     BlockPool.touch.__code__ = code
 
@@ -80,6 +85,44 @@ def test_the_guide_names_the_line(patched: Engine) -> None:
     places = locate(patched, PROGRAM, finding)
     assert f"in {places[0]}\n" in GUIDE
     assert all(f"called by {place}\n" in GUIDE for place in places[1:])
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_guide(vllm: Engine, tmp_path: Path) -> None:
+    """Each as it stands there, in a home with a fork; only the budget is made shorter."""
+    fork = tmp_path / "fork"
+    shutil.copytree(Path(vllm.info().path), fork / "vllm", copy_function=os.symlink)
+    changed = fork / PATH
+    source = changed.read_text(encoding="utf-8")
+    changed.unlink()
+    changed.write_text(source.replace(*hunk()), encoding="utf-8")
+    (tmp_path / "known.toml").write_bytes(Path(str(IN_PROCESS.findings)).read_bytes())
+    env = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    gate, fuzz, replay = re.findall(r"^\$ (kvclaims .*)$", GUIDE, re.MULTILINE)
+    (again,) = re.findall(r"^    (kvclaims replay .*)$", GUIDE, re.MULTILINE)
+    for command, shown in (
+        (fuzz, "run it again: kvclaims replay counterexamples/vllm-seed0-B2.json"),
+        (replay, "VIOLATED B2 "),
+        (gate.replace("--budget 120", "--budget 10"), "VIOLATED B2 in fuzz vllm"),
+        (again, "VIOLATED B2 "),
+    ):
+        ran = subprocess.run(
+            ["bash", "-c", command],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=500,
+        )
+        assert ran.returncode == 1, ran.stdout + ran.stderr
+        assert shown in ran.stdout, ran.stdout + ran.stderr
+    made = {path.name for path in (tmp_path / "gate").iterdir()}
+    assert made >= {"report.html", "junit.xml", "results.sarif", "trace.jsonl", "counterexamples"}
 
 
 def test_without_the_change_nothing_is_broken(vllm: Engine) -> None:

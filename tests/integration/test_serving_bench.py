@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from vllm_world import NEEDS_VLLM
 
-pytestmark = [*NEEDS_VLLM, pytest.mark.slow]
+pytestmark = NEEDS_VLLM
 
 
+@pytest.mark.slow
 def test_the_papers_figures_are_ours() -> None:
     from kvclaims.bridge.vllm.serving_bench import paper
 
@@ -51,3 +52,11 @@ def test_requests_that_are_not_forgotten_are_found_out(monkeypatch: pytest.Monke
     monkeypatch.setattr(RequestLog, "arrived", doubled)
     report = soak("vllm", 60, 0, lambda _: None)
     assert any("remembered at the end" in found for found in report.problems), report.problems
+
+
+def test_a_step_is_priced_beside_more_idle_claims_than_blocks() -> None:
+    from kvclaims.bridge.vllm.serving_bench import overhead
+
+    costs = overhead(rounds=1, steps=2)
+    assert [cost.claims for cost in costs] == ["vLLM's own scheduler", "0", "1", "10,000"]
+    assert all(cost.microseconds > 0 for cost in costs)

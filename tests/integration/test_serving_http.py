@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +22,28 @@ from kvclaims.bridge.serving.client import ClaimError, ClaimsClient, claim_args
 
 pytestmark = [*NEEDS_VLLM, pytest.mark.slow]
 
+GUIDE = (Path(__file__).parents[2] / "docs" / "serving-with-claims.md").read_text(encoding="utf-8")
+
+
+def block(first: str) -> str:
+    """The indented block of the guide that begins so."""
+    lines = GUIDE[GUIDE.index(f"    {first}") :].split("\n\n## ")[0].split("\n")
+    own = list(itertools.takewhile(lambda line: not line or line.startswith("    "), lines))
+    return textwrap.dedent("\n".join(own)).strip()
+
+
+def shell(command: str, folder: Path, **names: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env={**os.environ, **names, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
@@ -22,6 +51,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     with server(tmp_path_factory.mktemp("served")) as running:
         yield running
+    # What the guide says of the trace, once the server has ended: it is whole, and folds (T1, T3).
+    (audited,) = re.findall(r"`(cat trace.*?)`", GUIDE)
+    ended = shell(audited, running.trace.parent)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr
 
 
 @pytest.fixture
@@ -53,25 +86,60 @@ def test_a_claim_made_with_a_request_is_answered_and_kept(
     assert 590 < view["ends_in"] <= 600
 
 
+def test_the_server_is_the_guides(world: Any) -> None:
+    """Each option of the guide's command, and what it names, but for the settings' values."""
+    told = shlex.split(block("python -m vllm"), comments=True)
+    started = world.command("MODEL", 0, {})
+    assert told[1:3] == started[1:3]
+    for option in ("--model", "--scheduler-cls", "--middleware"):
+        assert told[told.index(option) + 1] == started[started.index(option) + 1]
+    assert {word for word in told if word.startswith("--")} <= set(started)
+    from kvclaims.bridge.serving.settings import Settings
+
+    settings = json.loads(told[told.index("--additional-config") + 1])["kvclaims"]
+    assert Settings(**settings).quotas == {"team-b": 500}
+
+
+def test_what_the_guide_shows_is_answered(served: Any, world: Any, tmp_path: Path) -> None:
+    asks = block("curl $SERVER").replace("[1, 2, 3, …]", json.dumps(world.prompt(20, 12)))
+    asks = asks.replace("key-of-team-a", "key-a")
+    ended = shell(asks, tmp_path, SERVER=served.url)
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)["kv_transfer_params"]["kvclaims"]["claim"]
+    assert (told["decision"], told["asked_blocks"], told["granted_blocks"]) == ("accepted", 12, 12)
+    shown = re.search(r'\{"kvclaims": \{"claim": (\{.*?)…', GUIDE, re.DOTALL)
+    assert shown is not None
+    assert set(re.findall(r'"(\w+)":', shown[1])) <= set(told)
+    with ClaimsClient(served.url, api_key="key-a") as client:
+        client.release("handbook")
+
+
+def test_the_guides_client_does_what_it_says(served: Any, world: Any) -> None:
+    program = block("from kvclaims.bridge.serving.client").replace("key-of-team-a", "key-a")
+    names: dict[str, Any] = {"tokens": world.prompt(21, 10)}
+    exec(program.replace("http://localhost:8000", served.url), names)
+    assert names["claims"].inspect("system-prompt")["phase"] == "released"
+
+
 def test_a_request_that_claims_block_gets_503_and_what_to_do(
     served: Any, world: Any, as_a: ClaimsClient
 ) -> None:
     kept = world.prompt(2, 60)
     assert served.complete(kept).status_code == 200
-    as_a.declare("a2", kept, duration=100)
+    as_a.declare("kept-by-a", kept, duration=100)
     answer = served.complete(world.prompt(3, 70))
     assert answer.status_code == 503, answer.text
     assert 90 <= int(answer.headers["retry-after"]) <= 100
     error = answer.json()["error"]
     assert (error["outcome"], error["shortfall"], error["needed_blocks"]) == ("refused", 50, 70)
-    assert error["blocking_claims"] == [{"claim": "a2", "owner": "team-a", "blocks": 60}]
+    assert error["blocking_claims"] == [{"claim": "kept-by-a", "owner": "team-a", "blocks": 60}]
     foreign = served.complete(world.prompt(3, 70), owner="team-b").json()["error"]
     (opaque,) = foreign["blocking_claims"]
     assert set(opaque) == {"claim", "blocks"}
     assert opaque["blocks"] == 60
     assert "team-a" not in json.dumps(foreign)
-    assert "a2" not in opaque["claim"]
-    assert as_a.inspect("a2")["survivors"] == 60
+    assert "kept-by-a" not in json.dumps(foreign)
+    assert as_a.inspect("kept-by-a")["survivors"] == 60
     assert served.complete(world.prompt(3, 20)).status_code == 200  # what fits is served
 
 

@@ -37,9 +37,10 @@ SAID = {
 
 @pytest.fixture(scope="module")
 def said() -> str:
-    """All examples on one engine, in a process of their own."""
-    program = "from engine import engine\nllm = engine()\n" + "".join(
-        f"import {name}\n{name}.main(llm)\n" for name in SAID
+    """All examples, each as the command that the guide shows, but on one engine."""
+    program = (
+        "import engine, runpy\nllm = engine.engine()\nengine.engine = lambda: llm\n"
+        + "".join(f"runpy.run_path('{name}.py', run_name='__main__')\n" for name in SAID)
     )
     ran = subprocess.run(
         [sys.executable, "-c", program],
@@ -59,7 +60,3 @@ def test_an_example_says_what_it_shows(said: str, example: str) -> None:
     lines = said.splitlines()
     at = lines.index(SAID[example][0])
     assert lines[at : at + len(SAID[example])] == SAID[example]
-
-
-def test_every_example_is_run() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*SAID, "engine"}

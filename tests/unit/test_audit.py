@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from kvclaims.checker.audit import Fold, audit, read_runs, read_trace
+from kvclaims.checker.audit import ClaimLife, Fold, audit, read_runs, read_trace
+from kvclaims.reference.engine import ENGINE
+from kvclaims.spec.interface import PoolConfig
+from kvclaims.spec.operations import parse, perform
 from kvclaims.spec.telemetry import Event, Recorder, TraceError
 from kvclaims.spec.vocabulary import Outcome, Phase, Protection, Verdict
 
@@ -319,3 +322,43 @@ def test_a_run_under_a_weaker_promise_breaks_the_stronger_one() -> None:
 def test_no_such_trace(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no such file"):
         audit([tmp_path / "none.jsonl"])
+
+
+def test_a_refusal_costs_what_is_in_force_not_what_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hundred thousand events may hold thousands of claims that ended long ago."""
+    asked = 0
+
+    def counts(wanted: property) -> property:
+        def counted(self: ClaimLife) -> bool:
+            nonlocal asked
+            asked += 1
+            return bool(wanted.__get__(self))
+
+        return property(counted)
+
+    def cost(ended: int) -> int:
+        nonlocal asked
+        runtime = ENGINE.open(PoolConfig(6), "many")
+        for number in range(ended):
+            perform(runtime, parse({**ROOM, "claim": f"c{number}"}))
+            perform(runtime, parse({"op": "release", "claim": f"c{number}"}))
+        perform(runtime, parse({**ROOM, "claim": "last"}))
+        perform(runtime, parse({"op": "submit", "request": "r", "content": [["B", 5]]}))
+        perform(runtime, parse({"op": "drain"}))
+        runtime.close()
+        *before, refused, _ = runtime.events()
+        assert refused.event == "active_request_refused"
+        fold = Fold(before)
+        asked = 0
+        fold.take(refused)
+        assert fold.violations == []
+        return asked
+
+    monkeypatch.setattr(ClaimLife, "hard", counts(ClaimLife.hard))
+    monkeypatch.setattr(ClaimLife, "responsible", counts(ClaimLife.responsible))
+    assert cost(50) == cost(0)
+
+
+ROOM: dict[str, Any] = {"op": "declare", "content": [["A", 2]], "n": 2}

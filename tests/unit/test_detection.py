@@ -36,7 +36,9 @@ from kvclaims.checker.faults import faults_of
 from kvclaims.checker.instances import MACHINES
 from kvclaims.spec.interface import BadOperation
 
-MUTANT = CodeMutant("e/pool.py", "Pool.take", 3, "flip a comparison", "a < b", "a <= b", "")
+MUTANT = CodeMutant(
+    "e/pool.py", "Pool.take", 3, "flip a comparison", "a < b", "a <= b", lambda: "def take(): ..."
+)
 KILLED = Answer("fuzzing", "B1 in operation 2 of 2: the queue is short")
 
 
@@ -88,7 +90,9 @@ def test_a_sample_is_read_back_only_for_the_same_places(tmp_path: Path) -> None:
     places = Places((Place("e/pool.py"),), 1, 4)
     drawn = Drawn((MUTANT,), 9)
     drawn.write(tmp_path / "sample.json", places)
-    assert Drawn.read(tmp_path / "sample.json", places) == drawn
+    back = Drawn.read(tmp_path / "sample.json", places)
+    assert back == drawn
+    assert [mutant.source for mutant in back.mutants] == ["def take(): ..."]
     assert Drawn.read(tmp_path / "sample.json", Places(places.modules, 1, 5)) is None
     assert Drawn.read(tmp_path / "none.json", places) is None
 
@@ -120,7 +124,7 @@ def test_the_page_tells_what_was_not_run(tmp_path: Path) -> None:
     source = tmp_path / "e" / "pool.py"
     source.parent.mkdir()
     source.write_text("class Pool:\n    def take(self, a, b):\n        return a < b\n")
-    other = CodeMutant("e/pool.py", "Pool.take", 3, "return another value", "a | b", "", "")
+    other = CodeMutant("e/pool.py", "Pool.take", 3, "return another value", "a | b", "", str)
     results = Results(tmp_path / "results.jsonl", "1.0")
     results.put("ours", CONTROL, 6000, Answer(), 1.0)
     results.put("ours", MUTANT, 300, KILLED, 1.0)
@@ -156,9 +160,9 @@ def test_functions_and_the_mutants_in_them(tmp_path: Path) -> None:
         ("A.f", 3, 4),
         ("h", 7, 7),
     ]
-    inner = CodeMutant("x.py", "A.f.g", 4, "", "", "", "")
+    inner = CodeMutant("x.py", "A.f.g", 4, "", "", "", str)
     assert outermost(inner) == "x.py:A.f"
-    assert outermost(CodeMutant("x.py", "h.g", 4, "", "", "", "")) == "x.py:h"
+    assert outermost(CodeMutant("x.py", "h.g", 4, "", "", "", str)) == "x.py:h"
 
 
 def test_a_mutant_that_nothing_gets_to_lives_without_a_run(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -10,6 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+NEEDS = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make setup)"
+)
 SESSION = re.compile(r"```console\n\$ kvclaims (?P<command>.*)\n(?P<output>(?:.*\n)*?)```")
 TIMES = re.compile(r"\d[\d,.]*(?= s\b| states/s)")
 PATHS = re.compile(r"\(/[^)]*/(\w+)\)")
@@ -51,7 +55,14 @@ def test_the_documents_show_commands() -> None:
     assert len(sessions()) >= 3
 
 
-@pytest.mark.parametrize("tool", ["pictures.py", "contract.py"])
+@pytest.mark.parametrize(
+    "tool",
+    [
+        "pictures.py",
+        "contract.py",
+        pytest.param("systems.py", marks=[pytest.mark.engine, pytest.mark.slow, NEEDS]),
+    ],
+)
 def test_what_is_drawn_from_the_machines_is_up_to_date(tool: str) -> None:
     ran = subprocess.run(
         [sys.executable, str(ROOT / "tools" / tool), "--check"],

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvclaims.checker import engines
+from kvclaims.checker import children, engines, gatefiles
 from kvclaims.checker.counterexample import read
 from kvclaims.checker.engines import PATH_VARIABLE
 from kvclaims.checker.gate import GateReport, gate
@@ -65,7 +65,7 @@ VIOLATION = {
 
 
 class Answers:
-    """Stands for `subprocess.run`: what each command prints, by command and engine."""
+    """Stands for `children.run`: what each command prints, by command and engine."""
 
     def __init__(self) -> None:
         self.by_command: dict[tuple[str, str | None], subprocess.CompletedProcess[str]] = {}
@@ -93,7 +93,7 @@ class Answers:
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     fake = Answers()
-    monkeypatch.setattr(subprocess, "run", fake)
+    monkeypatch.setattr(children, "run", fake)
     monkeypatch.setattr(engines, "names", lambda: ("reference", "vllm", "vllm-engine"))
     return fake
 
@@ -286,6 +286,24 @@ def test_a_violation_is_shown_at_the_line_of_the_engine(
     cases = ElementTree.parse(tmp_path / "junit.xml").getroot().iter("testcase")
     (failed,) = [case for case in cases if case.find("failure") is not None]
     assert (failed.get("file"), failed.get("line")) == ("vllm/v1/core/block_pool.py", "712")
+
+
+def test_the_line_is_looked_for_once_for_each_rule(
+    tmp_path: Path, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look loads the engine: with thirty counterexamples a gate would run for minutes."""
+    many = [
+        {**VIOLATION, "rule": rule, "message": f"{n}"} for n in range(15) for rule in ("F4", "B2")
+    ]
+    answers.set("fuzz", "vllm", 1, {**ANSWERS["fuzz"], "verdict": "VIOLATED", "violations": many})
+    looked: list[Path] = []
+    monkeypatch.setattr(gatefiles, "_places", lambda file: looked.append(file) or PLACES)
+    run(tmp_path)
+    assert [file.name for file in looked] == ["fuzz-vllm-1.json", "fuzz-vllm-2.json"]
+    results = json.loads((tmp_path / "results.sarif").read_text())["runs"][0]["results"]
+    assert len(results) == 30
+    named = [str(result["partialFingerprints"]) for result in results]
+    assert sum("BlockPool.free_blocks" in name for name in named) == 2
 
 
 def test_a_violation_without_a_line_is_shown_all_the_same(tmp_path: Path, answers: Answers) -> None:

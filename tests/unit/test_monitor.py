@@ -197,21 +197,49 @@ def test_a_step_costs_what_it_touches_and_not_what_the_pool_holds() -> None:
     for blocks in (100, 10_000):
         watching = Monitor(range(blocks), null_block=0)
         watching.introduce(pool.REQUEST, "r", True)
-        counted = _CountingDict(watching.shadow.values[pool.queued])
-        watching.shadow.values[pool.queued] = counted
-        for compiled in watching._compiled.values():
-            assert compiled
-        before = counted.reads
+        table = watching.shadow.tables[pool.queued]
+        table.values = counted = _CountingDict(table.values)
         for step in steps(*RESIDENT, ("admit", "r", 1), ("share", "r", 1, "A"), ("drop", "r", 1)):
             watching(step)
-        reads.append(counted.reads - before)
+        reads.append(counted.reads)
         assert watching.violations == []
-    assert reads[0] == reads[1]
+    assert reads[0] == reads[1] > 0
+
+
+def test_a_refusal_in_a_full_pool_looks_only_at_what_is_covered() -> None:
+    """The pool is counted by what is not free and not covered: there are as many such blocks as
+    the pool holds, and none of them is looked at."""
+    looks = []
+    for blocks in (100, 10_000):
+        watching = Monitor(range(blocks + 1), null_block=0)
+        watching.introduce(claims.CLAIM, "hard", True)
+        for name in ("r", "late"):
+            watching.introduce(pool.REQUEST, name, True)
+        taken = [("take", "r", b) for b in range(2, blocks + 1)]
+        life = steps(*RESIDENT, *CLAIMED, ("admit", "r", blocks - 1), *taken)
+        for step in life:
+            watching(step)
+        table = watching.shadow.tables[pool.null]
+        table.values = counted = _CountingDict(table.values)
+        for step in steps(("turn_away", "late", blocks)):
+            watching(step)
+        assert watching.violations == []
+        looks.append(counted.reads)
+        for step in steps(("defer", "late", blocks - 1)):
+            watching(step)
+        assert [v.rule for v in watching.violations] == ["F4"]  # it was turned away before
+    assert looks[0] == looks[1] == 3  # the null block twice, and the one that is covered
 
 
 class _CountingDict(dict[Any, Any]):
+    """Counts how often it was asked, and how many places it handed out."""
+
     reads = 0
 
     def get(self, *args: Any) -> Any:
         self.reads += 1
         return super().get(*args)
+
+    def __iter__(self) -> Any:
+        self.reads += len(self)
+        return super().__iter__()

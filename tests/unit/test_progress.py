@@ -484,7 +484,7 @@ def test_prove_takes_rankings_by_rule_and_machine(tmp_path: Path) -> None:
     assert (report.verdict, len(report.obligations)) == (Verdict.PROVED, OBLIGATIONS["V1"])
     assert (tmp_path / "claims/progress/stay").is_dir()
     assert prove("V1", "claims", ways=Ways(cache=tmp_path / "cache")).cached == OBLIGATIONS["V1"]
-    with pytest.raises(BadOperation, match="no machine states rule V1"):
+    with pytest.raises(BadOperation, match="machine pool does not state rule V1"):
         prove("V1", "pool")
 
 

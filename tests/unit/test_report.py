@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 
 from kvclaims.checker import engines, faults, reportgraph, reportrun
+from kvclaims.checker.audit import read_trace
 from kvclaims.checker.cli import run
 from kvclaims.checker.counterexample import Counterexample, read
 from kvclaims.checker.instances import claims
-from kvclaims.checker.report import page_of_counterexample, page_of_gate, report
+from kvclaims.checker.report import page_of_counterexample, page_of_gate, page_of_runs, report
 from kvclaims.checker.reportpage import Check, Page, changes, render
 from kvclaims.checker.reportrules import MONITORED, NOTHING, RuleRow, by_property, rule_rows
 from kvclaims.checker.reportrun import record
+from kvclaims.checker.reporttimeline import timeline
 from kvclaims.checker.stategraph import state_graph
+from kvclaims.checker.verdicts import Violation
 from kvclaims.reference.engine import ENGINE
 from kvclaims.spec.interface import BadOperation, EngineMissing, PoolConfig
 from kvclaims.spec.operations import parse, perform
@@ -129,6 +132,56 @@ def test_commands_write_a_page_of_what_they_found(tmp_path: Path) -> None:
 
 
 # --- a violation
+
+
+def blamed_wrongly(folder: Path) -> Path:
+    """Whoever is put off or refused in the trace is told of a claim that is not there."""
+    file = trace(folder)
+    text = file.read_text().replace('"blocking_claim_ids":["keep"]', '"blocking_claim_ids":["x"]')
+    file.write_text(text)
+    return file
+
+
+def test_a_run_that_breaks_several_rules_is_one_case_and_all_are_counted(tmp_path: Path) -> None:
+    page = page_of_runs("trace.jsonl", read_trace(blamed_wrongly(tmp_path)))
+    (case,) = page.cases
+    assert [(v.rule, v.seq) for v in (case.violation, *case.also)] == [
+        ("T2", 71),
+        ("F4", 71),
+        ("T2", 73),
+        ("F4", 73),
+    ]
+    assert page.said == "4 violations of 2 rules: T2, F4"
+    assert [v["seq"] for v in page.to_json()["violations"]] == [71, 71, 73, 73]
+    assert "It also breaks <b>F4</b> at event 73: " in render(page)
+
+
+def test_audit_and_report_tell_the_same_of_a_trace(tmp_path: Path) -> None:
+    file, page = blamed_wrongly(tmp_path), tmp_path / "page.html"
+    assert run(["audit", str(file), "--report", str(page)], io.StringIO()) == 1
+    text = page.read_text()
+    assert text.count('class="case"') == text.count('class="timeline"') == 1
+    assert "<title>VIOLATED: audit trace.jsonl</title>" in text
+    assert "4 violations of 2 rules: T2, F4" in text
+    assert " · reference" in text  # the engine that wrote it
+    out = io.StringIO()
+    assert run(["report", str(file), "--output", str(page)], out) == 1
+    assert out.getvalue().count("  VIOLATED ") == 4
+
+
+def test_what_the_json_leaves_out_of_a_violation_is_seen_in_its_run(tmp_path: Path) -> None:
+    """Litmus tells no operation and no before and after; running the file again does."""
+    file = broken_file(tmp_path / "counterexamples")
+    violation = {"rule": "F4", "message": "m", "part": "litmus reference", "file": str(file)}
+    data = {
+        "parts": [{"name": "litmus reference", "verdict": "VIOLATED", "seconds": 1.0, "did": ""}],
+        "violations": [
+            {**violation, "operations": json.loads(file.read_text())["operations"]},
+        ],
+    }
+    (case,) = page_of_gate(data, tmp_path, quiet).cases
+    assert (case.violation.message, case.at) == ("m", "operation 4 of 4: drain")
+    assert "request r7: shortfall" in [change.name for change in case.changes]
 
 
 def test_a_violation_is_told_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,6 +324,17 @@ def test_a_step_that_the_machine_lacks_is_where_the_run_left_the_contract() -> N
     edges, left_at = reportgraph.walk(graph, ["submitted", "refused", "materialized"])
     assert (len(edges), left_at) == (2, "materialized")
     assert reportgraph.follow(graph, ["submit(claim0, 0)", "expire(claim0)"]) == edges[:1]
+
+
+def test_the_claim_that_a_rule_was_broken_for_is_the_one_that_is_lit(tmp_path: Path) -> None:
+    runtime = ENGINE.open(PoolConfig(8), "run")
+    for claim in "ab":
+        perform(runtime, parse({"op": "declare", "claim": claim, "content": [["A", 2]], "n": 2}))
+    seq = len(runtime.events()) - 1
+    line = timeline(runtime.events(), found=[Violation("F2", "m", seq=seq)])
+    assert "the way of claim b#1" in reportgraph.life_of_a_claim(line).said
+    plain = reportgraph.life_of_a_claim(timeline(runtime.events()))
+    assert "the way of claim a#1" in plain.said
 
 
 def test_a_page_without_anything_still_says_its_verdict() -> None:

@@ -3,6 +3,7 @@ numbers, never against itself."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -138,6 +139,29 @@ def test_a_violation_stands_at_its_event_or_operation() -> None:
     assert line.text(at["by operation"]) == "claim keep is materialized: 60 blocks are there"
     assert at["at the end"] == len(line.steps) - 1
     assert [step.operation for step in line.steps] == [0, 1, 2, 2, 3, 3, 3, 3, 4, 5, 5]
+
+
+def test_the_same_message_at_two_events_stands_at_both_and_the_first_comes_first() -> None:
+    """Put off and then refused because of a claim that nobody knows: each event says so."""
+    runtime = ENGINE.open(PoolConfig(80), "run")
+    for raw in OPERATIONS["L3"]:
+        perform(runtime, parse(raw))
+    runtime.close()
+    events = [
+        replace(event, data={**event.data, "blocking_claim_ids": ["other"]})
+        if "blocking_claim_ids" in event.data
+        else event
+        for event in runtime.events()
+    ]
+    line = timeline(events)
+    assert [(step, v.rule, v.seq) for step, v in line.broken] == [
+        (9, "T2", 71),
+        (9, "F4", 71),
+        (10, "T2", 73),
+        (10, "F4", 73),
+    ]
+    told = [Violation("F4", v.message) for _, v in line.broken if v.rule == "F4"]
+    assert timeline(events, found=told).broken == line.broken  # the fold knows where
 
 
 def test_an_operation_that_tells_nothing_has_a_step_of_its_own() -> None:

@@ -9,7 +9,14 @@ import pytest
 
 from kvclaims.checker import supervise
 from kvclaims.checker.engines import find
-from kvclaims.checker.observing import DIFFERENCES, changed_fields, differences, moves, standing
+from kvclaims.checker.observing import (
+    DIFFERENCES,
+    changed_fields,
+    differences,
+    let_go,
+    moves,
+    standing,
+)
 from kvclaims.checker.supervise import Program, Supervisor, open_supervised
 from kvclaims.spec.interface import (
     ClaimView,
@@ -246,3 +253,26 @@ def test_a_difference_of_phase_is_told_by_what_it_means() -> None:
 def test_only_changed_fields_are_shown() -> None:
     before, after = seen(resident={"k": 1}), seen(free=3)
     assert changed_fields(before, after) == ({"free": 4, "content k: block": 1}, {"free": 3})
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "rules"),
+    [
+        (RequestView("running", Outcome.PENDING, (1,)), ("running", (1,)), ["B7"]),
+        (RequestView("running", Outcome.PENDING, (1,)), ("ending", (1,)), ["B7"]),
+        (RequestView("running", Outcome.PENDING, (1,)), ("finished", ()), []),
+        (RequestView("loading", Outcome.PENDING, (1,)), ("ending", (1,)), []),
+        (RequestView("loading", Outcome.PENDING, (1,)), ("finished", ()), ["B5"]),
+    ],
+)
+def test_an_aborted_request_ends_at_once_unless_a_transfer_writes_for_it(
+    was: RequestView, now: tuple[str, tuple[int, ...]], rules: list[str]
+) -> None:
+    state, blocks = now
+    ended = Outcome.ABORTED if state == "finished" else Outcome.PENDING
+    before, after = (
+        Observation(6, 5, 5, {}, {"r": view}, {})
+        for view in (was, RequestView(state, ended, blocks))
+    )
+    abort = parse({"op": "abort", "request": "r"})
+    assert [rule for rule, _ in let_go(abort, before, after)] == rules

@@ -1,0 +1,236 @@
+"""What the monitor costs: scheduler steps with and without it, on one stream of requests.
+
+The allocator benchmark drives vLLM's own scheduler without a model.  Its pool is filled with cached
+content first, so that every new block evicts one; then requests come as others end, with prefixes
+shared by some of them.  The bare scheduler and the watched one do the same steps in turns in one
+process, and only their own work is timed: requests are made beforehand.  A watched pool is compared
+with the monitor's shadow at the end, so what was fast was right, too.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvclaims.bridge.vllm import setup
+from kvclaims.bridge.vllm.engine import IN_PROCESS, WHOLE_ENGINE
+from kvclaims.checker.monitor import Monitor
+from kvclaims.spec.content import GENERATED_TOKEN, Segment, tokens_of
+from kvclaims.spec.interface import PoolConfig, RequestSpec
+from kvclaims.spec.pool import REQUEST
+
+BLOCK: Final = 16
+"""Tokens in a block of the allocator benchmark: vLLM's default."""
+
+POOLS: Final = (1_000, 10_000, 100_000)
+"""Usable blocks."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """A stream of requests: so many run at once, each with a prompt of `shared` blocks that one in
+    `groups` prompts has too and `own` blocks that none has, and an answer of some tokens.
+
+    As it is, it is a chat: some two hundred tokens asked and as many answered.
+    """
+
+    running: int = 32
+    groups: int = 4
+    shared: int = 7
+    own: int = 7
+    answer: int = 192
+
+
+CHAT: Final = Load()
+PREFILL: Final = Load(shared=16, own=8, answer=48)
+"""Three times as many blocks come and go in a step."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """CPU seconds of one scheduler step, medians over the rounds, without and with the monitor.
+
+    `monitored` counts the allocator operations that were judged in the timed steps.
+    """
+
+    name: str
+    bare: float
+    watched: float
+    steps: int
+    monitored: int
+
+    @property
+    def ratio(self) -> float:
+        """Steps a second with the monitor, against those without."""
+        return self.bare / self.watched
+
+
+class Watched:
+    """A monitor that hears a live scheduler from its start."""
+
+    def __init__(self, scheduler: Any) -> None:
+        from kvclaims.bridge.vllm.observer import attach
+
+        self.monitor = Monitor(range(1, scheduler.kv_cache_manager.block_pool.num_gpu_blocks), 0)
+        self._observer = attach(scheduler, self.monitor)
+
+    def arrives(self, request_id: str) -> None:
+        self.monitor.introduce(REQUEST, request_id, True)
+
+    def check(self) -> None:
+        """The pool is what the monitor makes of the steps; `AssertionError` where it is not."""
+        self.monitor.audit(self._observer.snapshot({}))
+        assert not self.monitor.violations, self.monitor.violations[:3]
+
+
+class Stream:
+    """vLLM's own scheduler under a load, one step at a time."""
+
+    def __init__(self, usable: int, load: Load, watched: bool) -> None:
+        from vllm.v1.core.sched.scheduler import Scheduler
+
+        self._load = load
+        self._made = 0
+        self._hasher = setup.block_hasher(BLOCK)
+        self.scheduler = setup.make_scheduler(Scheduler, usable, BLOCK)
+        self.watched = Watched(self.scheduler) if watched else None
+        self._coming: list[Any] = []
+        self._fill(usable)
+
+    def prepare(self, steps: int) -> None:
+        """Make more requests than so many steps can take up."""
+        most = self._load.running + self._load.running * steps // self._load.answer
+        while len(self._coming) < 2 * most:
+            self._coming.append(self._request())
+        self._coming.reverse()
+
+    def step(self) -> None:
+        scheduler = self.scheduler
+        while len(scheduler.requests) < self._load.running:
+            self._add(self._coming.pop())
+        output = scheduler.schedule()
+        scheduler.update_from_output(output, _sampled(scheduler, output))
+
+    def close(self) -> None:
+        self.scheduler.shutdown()
+
+    def _fill(self, usable: int) -> None:
+        """Leave every block cached: one request of almost all of the pool comes and goes."""
+        tokens = tokens_of((Segment("fill", usable - 1, 1),), BLOCK)
+        self._add(setup.make_request("fill", tokens, 1, self._hasher))
+        while self.scheduler.requests:
+            output = self.scheduler.schedule()
+            self.scheduler.update_from_output(output, _sampled(self.scheduler, output))
+
+    def _request(self) -> Any:
+        load, number = self._load, self._made
+        self._made += 1
+        prompt = (
+            Segment(f"group {number % load.groups}", load.shared),
+            Segment(f"own {number}", load.own),
+        )
+        tokens = tokens_of(prompt, BLOCK)
+        return setup.make_request(f"r{number}", tokens, load.answer, self._hasher)
+
+    def _add(self, request: Any) -> None:
+        if self.watched is not None:
+            self.watched.arrives(request.request_id)
+        self.scheduler.add_request(request)
+
+
+def _sampled(scheduler: Any, output: Any) -> Any:
+    """What a model runner would answer: a token for every request that is past its prompt."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    ids = list(output.num_scheduled_tokens)
+    return ModelRunnerOutput(
+        req_ids=ids,
+        req_id_to_index={request: i for i, request in enumerate(ids)},
+        sampled_token_ids=[
+            [] if scheduler.requests[request].is_prefill_chunk else [GENERATED_TOKEN]
+            for request in ids
+        ],
+        logprobs=None,
+        prompt_logprobs_dict={},
+        pooler_output=[],
+    )
+
+
+def allocator(usable: int, steps: int, rounds: int, load: Load = CHAT, warm: int = 50) -> Cost:
+    """The allocator benchmark in a pool of `usable` blocks."""
+    IN_PROCESS.info()
+    setup.quieten(setup.ALONE)
+    bare, watched = (Stream(usable, load, kind) for kind in (False, True))
+    for stream in (bare, watched):
+        stream.prepare(warm + steps * rounds)
+        _timed(stream.step, warm)
+    assert watched.watched is not None
+    told = watched.watched.monitor.steps
+    times = _rounds((bare.step, watched.step), steps, rounds)
+    told = watched.watched.monitor.steps - told
+    watched.watched.check()
+    for stream in (bare, watched):
+        stream.close()
+    name = "chat" if load == CHAT else "prefill" if load == PREFILL else str(load)
+    plain, judged = times
+    return Cost(f"{name}, pool of {usable:,}", plain, judged, steps * rounds, told)
+
+
+def whole_engine(steps: int, rounds: int, requests: int = 8) -> Cost:
+    """A whole vLLM on this CPU: `requests` decode, a fresh scheduler in each round."""
+    WHOLE_ENGINE.info()
+    setup.quieten(setup.WHOLE)
+    times: tuple[list[float], list[float]] = ([], [])
+    told = 0
+    for number in range(rounds):
+        for watched in ((False, True), (True, False))[number % 2]:
+            seconds, judged = _decode(steps, requests, watched)
+            times[watched].append(seconds)
+            told += judged
+    bare, judged_too = map(statistics.median, times)
+    return Cost("whole engine", bare, judged_too, steps * rounds, told)
+
+
+def _decode(steps: int, requests: int, watched: bool) -> tuple[float, int]:
+    """CPU seconds a step, and how many allocator operations were judged."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from kvclaims.bridge.vllm.whole_engine import BLOCK_SIZE, WholeDriver
+
+    driver = WholeDriver(PoolConfig(200, BLOCK_SIZE), kind=Scheduler)
+    watching = Watched(driver.scheduler) if watched else None
+    for i in range(requests):
+        tokens = tokens_of((Segment(f"d{i}", 1),), BLOCK_SIZE)
+        made = driver.request(RequestSpec(f"d{i}", tokens, max_new_tokens=steps + 10), {})
+        if watching is not None:
+            watching.arrives(made.request_id)
+        driver.add(made)
+    _timed(driver.step, 5)
+    told = watching.monitor.steps if watching else 0
+    seconds = _timed(driver.step, steps)
+    if watching is not None:
+        told = watching.monitor.steps - told
+        watching.check()
+    driver.close()
+    return seconds, told
+
+
+def _rounds(kinds: Sequence[Callable[[], None]], steps: int, rounds: int) -> list[float]:
+    """Median CPU seconds a step of each kind; they take turns, and turns at coming first."""
+    times: list[list[float]] = [[] for _ in kinds]
+    order = list(range(len(kinds)))
+    for _ in range(rounds):
+        for kind in order:
+            times[kind].append(_timed(kinds[kind], steps))
+        order.reverse()
+    return [statistics.median(found) for found in times]
+
+
+def _timed(step: Callable[[], None], steps: int) -> float:
+    start = time.process_time()
+    for _ in range(steps):
+        step()
+    return (time.process_time() - start) / steps
