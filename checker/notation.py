@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from kvclaims.spec.language import App, Bind, Lit, Op, Term, Var, membership, show
+from kvclaims.spec.language import BOOL, App, Bind, Lit, Op, Term, Var, membership, show
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,12 @@ def laid_out(term: Term, notation: Notation, width: int = 92) -> list[str]:
             given = _wrapped(a, notation, width - 3)
             given[-1] += f" {notation.implies}"
             return [*given, *_after("  ", _wrapped(b, notation, width - 2))]
+        case Op("add", _):
+            first, *more = (_wrapped(part, notation, width - 2) for part in conjuncts("add", term))
+            return [*first, *(line for part in more for line in _after("+ ", part))]
+        case Op("eq", (a, b)) if a.sort != BOOL:
+            right = _after("= ", _wrapped(b, notation, width - 2))
+            return [*_wrapped(a, notation, width), *right]
         case Bind("every" | "some", _, body):
             heads = [notation.binder(term)]
             while isinstance(body, Bind) and body.kind == term.kind:

@@ -28,7 +28,6 @@ from kvclaims.spec.language import (
     Term,
     Update,
     Var,
-    free_vars,
 )
 
 Element = Any
@@ -147,7 +146,7 @@ class Compiler:
 
     def term(self, term: Term) -> Reader:
         """A term whose free variables are read from an environment."""
-        free = free_vars(term)
+        free = term.free
         (value,) = self._made(_of_term(term, free))
         return lambda env: value(*[env[var] for var in free])
 

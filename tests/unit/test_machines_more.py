@@ -168,7 +168,7 @@ BY_HAND: dict[str, tuple[str, Callable[[], Machine], str, tuple[str, ...]]] = {
         "written",
         lambda: altered(W.WRITTEN, "reuse", drop=("registered",)),
         "a reused block has no provisional hash",
-        ("register", "dispatch", "land", "reuse"),
+        ("register", "reuse"),
     ),
     "a soft reader that counts as told for ever": (
         "written",
