@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import json
 import multiprocessing
+import random
 import resource
 import sys
 import time
@@ -31,6 +32,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from kvclaims.checker import engines, litmus
+from kvclaims.checker.blame import random_situation
 from kvclaims.checker.codemutants import CodeMutant, code_mutants
 from kvclaims.checker.conform import replay_instance
 from kvclaims.checker.fates import Fate, Judged
@@ -39,6 +41,8 @@ from kvclaims.checker.programs import builtin
 from kvclaims.checker.recorded import Recorded, differing, record
 from kvclaims.checker.supervise import Crash, open_supervised
 from kvclaims.checker.verdicts import Violation
+from kvclaims.spec import feasibility
+from kvclaims.spec.feasibility import Judgement, Situation
 from kvclaims.spec.interface import Engine
 from kvclaims.spec.vocabulary import Verdict
 
@@ -53,6 +57,10 @@ LIMIT_S: Final = 60.0
 MEMORY: Final = 2 << 30
 RUNS: Final = 400
 """Random runs that are recorded."""
+
+SEED: Final = 8
+SITUATIONS: Final = 300
+"""Random situations in which the arbiter is asked."""
 
 SUPERVISED: Final = 5
 """Runs that show a difference and are then supervised."""
@@ -111,9 +119,40 @@ def survives_fuzzing(runs: Iterable[Recorded], engine: Engine) -> str | None:
     return None
 
 
+def by_arbiter(arbiter: Any, situation: Situation) -> Judgement:
+    """What the arbiter, a module that shares no code with the specification, says of it."""
+    claims = {
+        claim: arbiter.Owed(
+            promise.covered, promise.reserve, situation.materializes.get(claim, frozenset())
+        )
+        for claim, promise in situation.promises.items()
+    }
+    answer = arbiter.decide(
+        arbiter.Question(
+            situation.usable, claims, situation.active, situation.holds, situation.need
+        )
+    )
+    return Judgement(
+        answer.outcome, answer.shortfall, answer.missing_now, answer.blocking, answer.waits_on
+    )
+
+
+def answers_as_specified(_: Engine) -> str | None:
+    """The arbiter against the definition of F4, in random situations."""
+    arbiter = importlib.import_module(f"{PACKAGE}.{REFERENCE}.arbiter")
+    rng = random.Random(SEED)
+    for _ in range(SITUATIONS):
+        situation = random_situation(rng)
+        if (found := by_arbiter(arbiter, situation)) != (wanted := feasibility.judge(situation)):
+            return f"{found}, not {wanted}, in {situation}"
+    return None
+
+
 def checks_for(path: str, runs: Sequence[Recorded]) -> Iterator[tuple[str, Check]]:
     """Every check by name, in the order in which they are likely to kill soon; `runs` are those
     that are worth supervision."""
+    if Path(path).name == "arbiter.py":
+        yield "specification", answers_as_specified
     steps = Path(path).name in _LEDGER
     if steps:
         yield "conformance", partial(conforms, "pool/ways")
@@ -163,7 +202,6 @@ def judge(path: str, start: int, stop: int) -> list[Judged]:
 
 def baseline(path: str) -> str | None:
     """Which check the module fails as it is, None if none: then nothing can be judged by it."""
-    recorded()
     answer = in_child(_work(None, path))
     return f"{path} fails {answer.by}: {answer.detail}" if answer.by else None
 
@@ -171,7 +209,7 @@ def baseline(path: str) -> str | None:
 def _work(mutant: CodeMutant | None, path: str) -> Callable[[], Answer]:
     if path == MONITOR:
         return partial(monitor_child, mutant)
-    return partial(reference_child, mutant, path)
+    return partial(reference_child, mutant, path, recorded())
 
 
 @lru_cache(maxsize=4)
@@ -186,7 +224,6 @@ def reference_modules() -> list[str]:
 
 
 def _judged(mutant: CodeMutant) -> Judged:
-    recorded()  # once, before the first process is forked
     begun = time.perf_counter()
     answer = in_child(_work(mutant, mutant.path))
     return Judged(
@@ -202,14 +239,18 @@ def _judged(mutant: CodeMutant) -> Judged:
     )
 
 
-def reference_child(mutant: CodeMutant | None, path: str) -> Answer:
-    """Import the reference with the mutant in it and run the checks up to the first that fails."""
+def reference_child(
+    mutant: CodeMutant | None, path: str, runs: tuple[Recorded, ...] = ()
+) -> Answer:
+    """Import the reference with the mutant in it and run the checks up to the first that fails.
+
+    `runs` are what the reference shows without the mutant."""
     _fresh(mutant, (REFERENCE,))
     try:
         engine = engines.find(REFERENCE)
     except Exception as error:  # noqa: BLE001  (whatever the mutant does)
         return Answer("import", f"{type(error).__name__}: {engines.first_line(error)}")
-    different = [*islice(differing(engine, recorded()), SUPERVISED)]
+    different = [*islice(differing(engine, runs), SUPERVISED)]
     answer = _first_failing(checks_for(path, [run for run, _ in different]), engine)
     if not answer.by and different:
         return Answer("the runs", different[0][1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -19,8 +20,9 @@ from kvclaims.checker.blame import (
     random_situation,
     suffices,
 )
+from kvclaims.checker.mutatecode import by_arbiter
 from kvclaims.checker.prove import prove
-from kvclaims.reference.arbiter import Owed, Question, decide
+from kvclaims.reference import arbiter
 from kvclaims.spec.feasibility import Judgement, Promise, Situation, judge
 from kvclaims.spec.fewest import Gains, fewest
 from kvclaims.spec.vocabulary import Outcome, Verdict
@@ -194,17 +196,8 @@ def test_forty_claims_that_overlap_are_judged_in_no_time() -> None:
 # --- the reference -----------------------------------------------------------------------
 
 
-def by_the_reference(situation: Situation) -> Judgement:
-    """The reference's own arbiter, which shares no code with `judge`."""
-    claims = {
-        claim: Owed(promise.covered, promise.reserve, situation.materializes.get(claim, blocks()))
-        for claim, promise in situation.promises.items()
-    }
-    question = Question(situation.usable, claims, situation.active, situation.holds, situation.need)
-    answer = decide(question)
-    return Judgement(
-        answer.outcome, answer.shortfall, answer.missing_now, answer.blocking, answer.waits_on
-    )
+by_the_reference = partial(by_arbiter, arbiter)
+"""The reference's own arbiter, which shares no code with `judge`."""
 
 
 def test_the_reference_blames_as_few_claims_as_Z3_needs() -> None:

@@ -1,0 +1,54 @@
+"""Random runs of the reference: what they show is pinned, and any other behaviour shows."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+
+from kvclaims.checker import engines
+from kvclaims.checker.mutatecode import RUNS
+from kvclaims.checker.recorded import LENGTH, Recorded, differing, record
+from kvclaims.spec.interface import Engine
+
+ALL = "57558e0bd23cd84b"
+"""The digest of all recorded runs.  It changes with the behaviour of the reference, and with what
+is drawn; mutants that no check objects to are killed by it (`kvclaims mutate`)."""
+
+
+@pytest.fixture(scope="module")
+def reference() -> Engine:
+    return engines.find("reference")
+
+
+@pytest.fixture(scope="module")
+def runs(reference: Engine) -> tuple[Recorded, ...]:
+    return tuple(record(reference, number) for number in range(RUNS))
+
+
+def test_what_the_reference_shows_is_as_pinned(runs: tuple[Recorded, ...]) -> None:
+    whole = hashlib.sha256("".join(run.digest for run in runs).encode())
+    assert whole.hexdigest()[:16] == ALL
+
+
+def test_the_reference_shows_the_same_again(reference: Engine, runs: tuple[Recorded, ...]) -> None:
+    assert list(differing(reference, runs[:40])) == []
+
+
+def test_another_answer_is_seen_at_its_operation(
+    reference: Engine, runs: tuple[Recorded, ...]
+) -> None:
+    seen = list(runs[0].seen)
+    seen[6] = "something else"
+    other = replace(runs[0], seen=tuple(seen))
+    ((run, where),) = differing(reference, (other, runs[1]))
+    assert run is other
+    assert where == f"run 0, operation 7: {other.operations[6]}"
+
+
+def test_what_is_left_at_the_end_counts(reference: Engine, runs: tuple[Recorded, ...]) -> None:
+    other = replace(runs[0], seen=(*runs[0].seen[:-1], "something else"))
+    assert len(other.seen) == LENGTH + 1
+    ((_, where),) = differing(reference, (other,))
+    assert where == "run 0: when it is closed"
