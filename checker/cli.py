@@ -560,8 +560,9 @@ def litmus(
 @click.option(
     "--baseline",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File of known findings that are allowed, by name.",
+    help="File of known findings that are allowed, by name (default: the engine's own).",
 )
+@click.option("--no-baseline", is_flag=True, help="Allow no finding.")
 @click.option(
     "--examples",
     type=_Target(is_folder=True),
@@ -579,6 +580,7 @@ def fuzz(
     workers: int,
     floor: int | None,
     baseline: Path | None,
+    no_baseline: bool,
     examples: Path | None,
     output: Path,
     progress: Progress,
@@ -591,6 +593,8 @@ def fuzz(
 
     if steps is not None and seconds is not None:
         raise click.UsageError("give --steps or --seconds, not both")
+    if baseline is not None and no_baseline:
+        raise click.UsageError("give --baseline or --no-baseline, not both")
     if workers:
         from kvclaims.checker.distributed import fuzz_seeds
 
@@ -598,7 +602,9 @@ def fuzz(
         return fuzz_seeds(engine, steps, seconds, seeds, workers, progress, output)
     found, _ = engines.ready(engine)
     ways = fuzzer.Ways(steps, seconds, seed, output, floor, examples=examples)
-    if baseline is not None:
+    if no_baseline:
+        ways.known = ()
+    elif baseline is not None:
         from kvclaims.checker.baseline import read_baseline
 
         ways.known = read_baseline(baseline).findings
