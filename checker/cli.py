@@ -169,13 +169,28 @@ def _print(report: Report, code: int, seconds: float, as_json: bool) -> None:
         console.print(text)
 
 
+class _Doing:
+    """What is being done, and for how long the command has run; drawn anew at each refresh."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._text = "…"
+
+    def tell(self, text: str) -> None:
+        self._text = text
+
+    def __rich__(self) -> Text:
+        return Text(f"{self._text}  {time.monotonic() - self._started:.0f} s")
+
+
 @contextmanager
 def _progress() -> Iterator[Progress]:
     """A status line on a terminal; elsewhere a plain line now and then (logs stay short)."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if console.is_terminal:
-        with console.status("…") as status:
-            yield lambda text: status.update(Text(text))
+        line = _Doing()
+        with console.status(line):
+            yield line.tell
         return
     last = time.monotonic()
 
@@ -648,10 +663,13 @@ def audit(traces: tuple[Path, ...], progress: Progress) -> Report:
     from kvclaims.checker import audit as auditor
     from kvclaims.checker import foreign
 
-    progress("folding")
     if any(foreign.recognises(path) for path in traces):
         return foreign.audit(traces)
-    return auditor.audit(traces)
+    runs: list[auditor.AuditedRun] = []
+    for number, trace in enumerate(traces, 1):
+        progress(f"folding {trace.name} ({number} of {len(traces)})")
+        runs += auditor.audit([trace]).runs
+    return auditor.AuditReport(tuple(runs))
 
 
 @commands.command()
