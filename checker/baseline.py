@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ from typing import Any, Final
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from kvclaims.spec.interface import BadOperation
+from kvclaims.spec.interface import BadOperation, Engine
 from kvclaims.spec.vocabulary import RULES
 
 _NEEDED: Final = ("name", "rule", "package", "versions", "signature", "meaning")
@@ -84,6 +84,32 @@ class Baseline:
             if finding.name == name:
                 return finding
         raise BaselineError(f"no known finding {name!r}")
+
+
+Allowed = Callable[[str, str], str | None]
+"""Rule and text of a violation → the name of the finding that it is, None where it is none."""
+
+
+def own_findings(engine: Engine) -> tuple[KnownFinding, ...]:
+    """What an engine's own file says is known of it; nothing where it has none."""
+    path = getattr(engine, "findings", None)
+    return read_baseline(path).findings if isinstance(path, Path) else ()
+
+
+def allowing(engine: Engine, findings: Sequence[KnownFinding] | None = None) -> Allowed:
+    """What may be broken by this engine, by name: these findings, or its own where none are
+    given."""
+    known = Baseline(own_findings(engine) if findings is None else tuple(findings))
+    package = engine.package
+    if package is None or not known.findings:
+        return lambda _rule, _text: None
+    version = engine.info().version
+
+    def allowed(rule: str, text: str) -> str | None:
+        finding = known.allows(package, version, rule, text)
+        return None if finding is None else finding.name
+
+    return allowed
 
 
 def read_baseline(path: Path) -> Baseline:

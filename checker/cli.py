@@ -169,13 +169,28 @@ def _print(report: Report, code: int, seconds: float, as_json: bool) -> None:
         console.print(text)
 
 
+class _Doing:
+    """What is being done, and for how long the command has run; drawn anew at each refresh."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._text = "…"
+
+    def tell(self, text: str) -> None:
+        self._text = text
+
+    def __rich__(self) -> Text:
+        return Text(f"{self._text}  {time.monotonic() - self._started:.0f} s")
+
+
 @contextmanager
 def _progress() -> Iterator[Progress]:
     """A status line on a terminal; elsewhere a plain line now and then (logs stay short)."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if console.is_terminal:
-        with console.status("…") as status:
-            yield lambda text: status.update(Text(text))
+        line = _Doing()
+        with console.status(line):
+            yield line.tell
         return
     last = time.monotonic()
 
@@ -560,8 +575,9 @@ def litmus(
 @click.option(
     "--baseline",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File of known findings that are allowed, by name.",
+    help="File of known findings that are allowed, by name (default: the engine's own).",
 )
+@click.option("--no-baseline", is_flag=True, help="Allow no finding.")
 @click.option(
     "--examples",
     type=_Target(is_folder=True),
@@ -579,6 +595,7 @@ def fuzz(
     workers: int,
     floor: int | None,
     baseline: Path | None,
+    no_baseline: bool,
     examples: Path | None,
     output: Path,
     progress: Progress,
@@ -591,6 +608,8 @@ def fuzz(
 
     if steps is not None and seconds is not None:
         raise click.UsageError("give --steps or --seconds, not both")
+    if baseline is not None and no_baseline:
+        raise click.UsageError("give --baseline or --no-baseline, not both")
     if workers:
         from kvclaims.checker.distributed import fuzz_seeds
 
@@ -598,7 +617,9 @@ def fuzz(
         return fuzz_seeds(engine, steps, seconds, seeds, workers, progress, output)
     found, _ = engines.ready(engine)
     ways = fuzzer.Ways(steps, seconds, seed, output, floor, examples=examples)
-    if baseline is not None:
+    if no_baseline:
+        ways.known = ()
+    elif baseline is not None:
         from kvclaims.checker.baseline import read_baseline
 
         ways.known = read_baseline(baseline).findings
@@ -642,10 +663,13 @@ def audit(traces: tuple[Path, ...], progress: Progress) -> Report:
     from kvclaims.checker import audit as auditor
     from kvclaims.checker import foreign
 
-    progress("folding")
     if any(foreign.recognises(path) for path in traces):
         return foreign.audit(traces)
-    return auditor.audit(traces)
+    runs: list[auditor.AuditedRun] = []
+    for number, trace in enumerate(traces, 1):
+        progress(f"folding {trace.name} ({number} of {len(traces)})")
+        runs += auditor.audit([trace]).runs
+    return auditor.AuditReport(tuple(runs))
 
 
 @commands.command()

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
-from kvclaims.checker.baseline import KnownFinding
+from kvclaims.checker.baseline import Allowed, KnownFinding, allowing
 from kvclaims.checker.counterexample import (
     FOLDER,
     Counterexample,
@@ -111,7 +111,8 @@ class Ways:
     seed: int = 0
     folder: Path = FOLDER
     floor: int | None = None
-    known: tuple[KnownFinding, ...] = ()
+    known: tuple[KnownFinding, ...] | None = None
+    """What may be broken, by name; None stands for what the engine's own file says."""
     examples: Path | None = None
     """Folder in which hypothesis keeps examples between runs."""
 
@@ -126,7 +127,7 @@ class _Session:
     limit: int | None
     until: float | None
     progress: Progress
-    known: tuple[KnownFinding, ...] = ()
+    permitted: Allowed
     features: frozenset[Feature] = frozenset()
     operations: int = 0
     steps: int = 0
@@ -158,27 +159,10 @@ class _Session:
             self.progress(f"fuzzing {self.engine.name}: {self.operations} operations")
 
     def broke(self, program: Program, found: Sequence[Violation]) -> None:
-        """A run ends with what it broke: a known finding is counted, any other fails."""
-        one = self._known(program, found[0])
-        if one is not None:
-            self.allowed[one.name] += 1
-            return
+        """A run ends with what it broke."""
         if self.failure is None:
             self.failure = (program, found[0])
         raise Broken(str(found[0]))
-
-    def _known(self, program: Program, finding: Violation) -> KnownFinding | None:
-        """The known finding that this is, told as `<operation>: <message>`."""
-        if not self.known or self.engine.package is None:
-            return None
-        at = finding.operation or 0
-        name = program.operations[at - 1].op if at else "open"
-        text, version = f"{name}: {finding.message}", self.engine.info().version
-        allowed = (k for k in self.known if k.allow)
-        return next(
-            (k for k in allowed if k.covers(self.engine.package, version, finding.rule, text)),
-            None,
-        )
 
     def ended(self, supervisor: Supervisor) -> None:
         """Add a run up, and steer the next ones: towards pressure, and towards what is rare."""
@@ -190,6 +174,7 @@ class _Session:
         self.reads += supervisor.serving.reads
         self.fired.update(supervisor.monitor.fired)
         self.edges.update(supervisor.edges)
+        self.allowed.update(supervisor.known_findings)
         self.not_exposed.update(supervisor.not_exposed)
         pressure = sum(PRESSURE.get(e, 0) * n for e, n in supervisor.event_kinds.items())
         target(float(pressure), label="pressure")
@@ -221,7 +206,13 @@ def _run(session: _Session, pool_code: bytes, codes: Sequence[bytes]) -> None:
 def _opened(session: _Session, config: PoolConfig) -> Supervisor | None:
     session.spend()
     try:
-        return open_supervised(session.engine, session.oracle, config, audit_every=AUDIT_EVERY)
+        return open_supervised(
+            session.engine,
+            session.oracle,
+            config,
+            audit_every=AUDIT_EVERY,
+            allowed=session.permitted,
+        )
     except NotExposed as error:
         session.not_exposed[f"pool: {error}"] = None
     except Crash as crash:
@@ -448,7 +439,7 @@ def _session(engine: Engine, ways: Ways, progress: Progress) -> _Session:
         limit=ways.steps if any_limit else DEFAULT_STEPS,
         until=time.monotonic() + ways.seconds if ways.seconds is not None else None,
         progress=progress,
-        known=ways.known,
+        permitted=allowing(engine, ways.known),
         features=features_of(engine),
     )
 
@@ -530,10 +521,10 @@ def reduced(session: _Session) -> tuple[Program, Violation]:
     def breaks(program: Program) -> tuple[Violation, ...]:
         if time.monotonic() > until:
             return ()  # as short as the time allowed: nothing shorter is tried any more
-        return supervise(session.engine, session.oracle, program)
+        return supervise(session.engine, session.oracle, program, session.permitted)
 
     program = simplest(shortest(found_program, rule, breaks), rule, breaks)
-    found = supervise(session.engine, session.oracle, program)
+    found = supervise(session.engine, session.oracle, program, session.permitted)
     if found and found[0].rule == rule:
         return program, found[0]
     return found_program, finding

@@ -233,8 +233,11 @@ class Serving:
             if (gone or new) and not answer:
                 yield "B10", f"a {operation.op} that failed dropped {len(gone)} contents"
 
-    def routed(self, told: Iterable[KvEvent], after: Observation) -> Iterator[Broken]:
+    def routed(
+        self, told: Iterable[KvEvent], steps: Sequence[PoolStep], after: Observation
+    ) -> Iterator[Broken]:
         """Replaying the engine's KV events yields what is resident (B8)."""
+        removed: set[str] = set()
         for event in told:
             if event.tier != "device":
                 continue
@@ -243,10 +246,20 @@ class Serving:
                     self._routed.update(event.keys)
                 case "removed":
                     self._routed.difference_update(event.keys)
+                    removed.update(event.keys)
                 case "cleared":
                     self._routed.clear()
         resident = set(after.resident)
-        if self._routed != resident:
-            also, lacks = sorted(self._routed - resident), sorted(resident - self._routed)
-            yield "B8", f"KV events leave {also} too much, and {lacks} missing"
-            self._routed = resident
+        if self._routed == resident:
+            return
+        gone = {step.args["k"] for step in steps if step.action in ("evict", "lose")}
+        for key in sorted(resident - self._routed):
+            if key in removed & gone:
+                yield "B8", f"another copy of content {key} is resident, its events say removed"
+            elif key in removed:
+                yield "B8", f"content {key} is said to be removed, and no copy of it went"
+            else:
+                yield "B8", f"content {key} is resident, and no event tells of it"
+        for key in sorted(self._routed - resident):
+            yield "B8", f"content {key} is not resident, its events say it is"
+        self._routed = resident

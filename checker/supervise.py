@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from kvclaims.checker import observing
 from kvclaims.checker.audit import Fold, check_runs
+from kvclaims.checker.baseline import Allowed, allowing
 from kvclaims.checker.behaviour import Behaviour
 from kvclaims.checker.door import (
     Foretold,
@@ -83,7 +84,8 @@ class Supervisor:
     """One run of one runtime.  `findings` holds what was found, in order of discovery.
 
     `audit_every`: how often, in operations, the whole pool is compared with the shadow.
-    `features`: what the engine says it has.
+    `features`: what the engine says it has.  `allowed`: what it is known to break; that is counted
+    in `known_findings`, and the run goes on.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Supervisor:
         *,
         audit_every: int = 1,
         features: frozenset[Feature] = PLAIN,
+        allowed: Allowed | None = None,
     ) -> None:
         self.runtime = runtime
         self.oracle = oracle
@@ -105,11 +108,14 @@ class Supervisor:
         self.edges: Counter[tuple[str, str]] = Counter()
         """Allocator step × the situation in which the operation found the pool."""
         self.event_kinds: Counter[str] = Counter()
+        self.known_findings: Counter[str] = Counter()
+        self._allowed = allowed
         self._audit_every = audit_every
         self._features = features
         self._heard = Heard()
         self._told: list[int] = []
         """Number of events in the trace after each operation."""
+        self._doing = "open"
         self._settled = True
         """No step was under way when the last operation began."""
         self._on_loan = self._to_lend = 0
@@ -124,6 +130,8 @@ class Supervisor:
         exact = Feature.FINGERPRINTS in features
         self.serving = Serving(self.known, self.monitor.shadow, exact=exact)
         self._seen = runtime.observe()
+        if Feature.KV_EVENTS in features:
+            runtime.kv_events()  # some engines tell none before they were asked
         self._can_read_memory = runtime.config.windows == (0,) and self._reads_memory()
         self._collect([*self._audited(), *_unstepped(self._whole(self._seen))], 0)
         self._told.append(len(runtime.events()))
@@ -198,6 +206,7 @@ class Supervisor:
         """Do an operation of one call, on the runtime and beside it on the oracle."""
         if not self.is_alive:
             return
+        self._doing = operation.op
         before, told = self._seen, len(self.runtime.events())
         legal = self.known.is_legal(operation, before)
         foretold = self._foretell(operation, before) if legal else None
@@ -233,6 +242,7 @@ class Supervisor:
                 found += self._audited()
             found += _unstepped(self._compare(operation, answer, after))
             found += self._strange()
+            found += _unstepped(self._routed(one))  # after what its events are wrong because of
             self._collect(found, before=before)
         except Crash as crash:
             self._meet(operation, None)
@@ -341,16 +351,19 @@ class Supervisor:
         self.known.measure(after)
 
     def _content(self, one: Told) -> Iterator[Broken]:
-        """What may come and go in the cache, and what its blocks hold (P4, B4, B5, B8, B10)."""
+        """What may come and go in the cache, and what its blocks hold (P4, B4, B5, B10)."""
         if one.operation.op in observing.STEPPING:
             yield from self.serving.new_content(one.before, one.after)
         yield from self.serving.coming_and_going(one.operation, one.answer, one.before, one.after)
         if self._can_read_memory:
             read = lambda blocks: _call("fingerprint", self.runtime.fingerprint, blocks)  # noqa: E731
             yield from self.serving.memory(one.after, read)
+
+    def _routed(self, one: Told) -> Iterator[Broken]:
+        """What the engine's own KV events add up to (B8)."""
         if Feature.KV_EVENTS in self._features:
             told = _call("kv_events", self.runtime.kv_events)
-            yield from self.serving.routed(told, one.after)
+            yield from self.serving.routed(told, one.steps, one.after)
 
     def _forced(self, one: Told) -> Iterator[Broken]:
         """A request gives way only if what runs does not fit (F3)."""
@@ -576,6 +589,10 @@ class Supervisor:
         number = self.operations if operation is None else operation
         changed = observing.changed_fields(before, self._seen) if before else ({}, {})
         for rule, message, step in found:
+            name = self._allowed and self._allowed(rule, f"{self._doing}: {message}")
+            if name:
+                self.known_findings[name] += 1
+                continue
             self.findings.append(Violation(rule, message, step, *changed, operation=number))
 
     def _fold(self, events: Sequence[Event]) -> None:
@@ -679,24 +696,38 @@ def warm_up(engine: Engine, block_size: int) -> None:
 
 
 def open_supervised(
-    engine: Engine, oracle: Engine | None, config: PoolConfig, *, audit_every: int = 1
+    engine: Engine,
+    oracle: Engine | None,
+    config: PoolConfig,
+    *,
+    audit_every: int = 1,
+    allowed: Allowed | None = None,
 ) -> Supervisor:
-    """A fresh runtime under supervision.  `Crash` if it cannot even be opened."""
+    """A fresh runtime under supervision.  `Crash` if it cannot even be opened.
+
+    What the engine's own file says is known of it is allowed, unless `allowed` says otherwise.
+    """
+    allowed = allowed or allowing(engine)
     try:
         runtime = engine.open(config, "supervised")
         beside = oracle.open(config, "oracle") if oracle and comparable(config) else None
         features = features_of(engine)
-        return Supervisor(runtime, beside, audit_every=audit_every, features=features)
+        return Supervisor(
+            runtime, beside, audit_every=audit_every, features=features, allowed=allowed
+        )
     except (EngineMissing, BadOperation, NotExposed):
         raise
     except Exception as error:
         raise Crash(f"opening the pool raised {type(error).__name__}: {error}") from error
 
 
-def supervise(engine: Engine, oracle: Engine | None, program: Program) -> tuple[Violation, ...]:
-    """Run a program until the first operation that breaks a rule; what it broke."""
+def supervise(
+    engine: Engine, oracle: Engine | None, program: Program, allowed: Allowed | None = None
+) -> tuple[Violation, ...]:
+    """Run a program until the first operation that breaks a rule; what it broke (`allowed` as in
+    `open_supervised`)."""
     try:
-        supervisor = open_supervised(engine, oracle, program.config)
+        supervisor = open_supervised(engine, oracle, program.config, allowed=allowed)
     except Crash as crash:
         return (Violation("B9", str(crash), operation=0),)
     for operation in program.operations:

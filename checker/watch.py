@@ -124,7 +124,7 @@ class Snapshot:
     def renderable(self) -> Group:
         """The same for a terminal."""
         parts: list[Any] = [Text(self._head(), "bold"), self._bar(), self._legend(), Text()]
-        parts.append(self._claims())
+        parts.append(self._claims() if self.claims else Text(f"claims: {_numbers(self.phases)}"))
         if self.blame:
             parts.append(self._blame())
         parts.append(

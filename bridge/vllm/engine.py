@@ -113,6 +113,7 @@ class InProcessEngine:
             Feature.ADAPTER,
             Feature.SLEEP,
             Feature.FINGERPRINTS,
+            Feature.KV_EVENTS,
         }
     )
 

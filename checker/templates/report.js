@@ -306,8 +306,9 @@ function drawPicture(timeline) {
   const claims = alive(run.claims), requests = alive(run.requests);
   const shown = nearest(claims, timeline.at), asking = nearest(requests, timeline.at);
   const rows = run.rows <= MOST_ROWS ? run.rows : 0;
-  const tall = rows ? Math.max(2, Math.min(14, Math.floor(260 / rows))) : 0;
-  const bands = { top: 24, height: 210 };
+  const room = timeline.printed ? 150 : 260;  // on paper verdict and picture share a page
+  const tall = rows ? Math.max(2, Math.min(14, Math.floor(room / rows))) : 0;
+  const bands = { top: 24, height: timeline.printed ? 130 : 210 };
   const lanes = bands.top + bands.height + 14, lane = 38;
   const more = (claims.length > LANES) + (requests.length > LANES);
   const blocks = lanes + lane * (shown.length + asking.length) + 16 * more + 18;
@@ -517,7 +518,11 @@ for (const root of document.querySelectorAll(".timeline")) {
 }
 function redraw() { for (const timeline of kvclaims.timelines) timeline.resize(); }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-matchMedia("print").addEventListener("change", event => {
-  for (const timeline of kvclaims.timelines) timeline.printed = event.matches;
+function print(is) {
+  for (const timeline of kvclaims.timelines) timeline.printed = is;
   redraw();
-});
+}
+matchMedia("print").addEventListener("change", event => print(event.matches));
+// A printer lays the page out before it tells of the medium.
+addEventListener("beforeprint", () => print(true));
+addEventListener("afterprint", () => print(false));

@@ -350,6 +350,18 @@ def test_on_paper_every_step_is_listed_in_light_colours(pages: Path, open_page: 
     page.wait_for_function("document.querySelectorAll('.steps li').length === 12")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not page.is_visible(".bar")
+    graph = page.frame_locator(".graph iframe")
+    back = graph.locator("body").evaluate("body => getComputedStyle(body).backgroundColor")
+    assert back == "rgb(255, 255, 255)"
+    assert not graph.locator("#panel").is_visible()  # lists to choose from
+    assert graph.locator(".box.lit").last.is_visible()
+
+
+def test_on_paper_the_verdict_and_what_follows_share_a_page(pages: Path, open_page: Open) -> None:
+    """Nothing but the picture itself is kept in one piece: no page is left nearly empty."""
+    page = open_page(pages / "conflict.html")
+    paper = page.pdf(format="A4")
+    assert len(re.findall(rb"/Type\s*/Page\b", paper)) <= 3
 
 
 def test_a_long_run_stays_light(tmp_path: Path, open_page: Open) -> None:

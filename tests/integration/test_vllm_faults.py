@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from kvclaims.checker import faults
+from kvclaims.checker.baseline import allowing
 from kvclaims.checker.engines import ready
 from kvclaims.checker.fuzz import fuzz
 from kvclaims.checker.replay import replay
-from kvclaims.checker.supervise import oracle_for, supervise
-from kvclaims.spec.interface import EngineMissing
+from kvclaims.checker.supervise import Program, open_supervised, oracle_for, supervise
+from kvclaims.spec.interface import EngineMissing, PoolConfig
+from kvclaims.spec.operations import Operation, parse
 from kvclaims.spec.vocabulary import Verdict
 
 pytestmark = pytest.mark.engine
@@ -28,7 +30,7 @@ def _vllm() -> None:
 def test_every_fault_is_caught_by_its_rule(tmp_path: Path) -> None:
     report = faults.run_faults("vllm", lambda _: None, tmp_path)
     assert [str(one) for one in report.caught if one.verdict is not Verdict.HOLDS] == []
-    assert len(report.caught) == 36
+    assert len(report.caught) == 38
     file = report.caught[0].file
     assert file is not None
     assert replay(file).findings[0].rule == report.caught[0].fault.rule
@@ -46,3 +48,42 @@ def test_fuzzing_vllm_beside_the_reference(tmp_path: Path) -> None:
     report = fuzz(engine, 1000, None, 3, lambda _: None, tmp_path)
     assert report.verdict is Verdict.HOLDS, "\n".join(report.lines())
     assert report.monitored > 500
+
+
+TWO_COPIES = Program(
+    PoolConfig(usable=8, block_size=16),
+    tuple(
+        parse(item)
+        for item in (
+            {"op": "submit", "request": "r1", "content": [["A", 2]]},
+            {"op": "submit", "request": "r2", "content": [["A", 2]]},
+            {"op": "drain"},
+            {"op": "submit", "request": "r3", "content": [["B", 6]]},
+            {"op": "drain"},
+        )
+    ),
+)
+"""Two requests compute the same content; a third takes the blocks of one copy of it."""
+
+
+def test_a_known_finding_is_allowed_by_name_and_told() -> None:
+    engine, _ = ready("vllm")
+    supervisor = open_supervised(engine, oracle_for(engine), TWO_COPIES.config)
+    for operation in TWO_COPIES.operations:
+        supervisor.do(operation)
+    assert supervisor.close() == []
+    assert set(supervisor.known_findings) == {"removed-while-resident"}
+    (first, *_) = supervise(engine, oracle_for(engine), TWO_COPIES, allowing(engine, ()))
+    assert first.rule == "B8"
+    assert "another copy" in first.message
+
+
+def test_the_known_finding_hides_no_other_of_its_rule() -> None:
+    engine, _ = ready("vllm")
+    with faults.planted(faults.named("removal-unsaid", engine), engine):
+        gone = Operation(
+            "lose", {"content": TWO_COPIES.operations[0].fields["content"], "position": 0}
+        )
+        program = Program(TWO_COPIES.config, (*TWO_COPIES.operations, gone))
+        found = supervise(engine, oracle_for(engine), program)
+    assert [(one.rule, "is not resident" in one.message) for one in found[:1]] == [("B8", True)]

@@ -6,6 +6,8 @@ import io
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 from kvclaims.checker import cli
 from kvclaims.checker.gate import Board
+from kvclaims.checker.verdicts import Progress
 from kvclaims.reference.engine import ENGINE
 from kvclaims.spec.interface import PoolConfig
 
@@ -68,3 +71,44 @@ def test_a_trace_that_cannot_be_written_is_one_line(
     error = capsys.readouterr().err
     assert error.startswith(f"kvclaims: cannot write {target}: ")
     assert error.count("\n") == 1
+
+
+def test_the_line_of_progress_says_what_and_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(cli.time, "monotonic", lambda: now)
+    line = cli._Doing()
+    line.tell("folding a.jsonl (1 of 2)")
+    now += 71.4
+    assert line.__rich__().plain == "folding a.jsonl (1 of 2)  71 s"
+
+
+TELLS = [
+    (["audit", "trace.jsonl", "trace.jsonl"], "folding trace.jsonl (2 of 2)"),
+    (["report", "trace.jsonl"], "folding trace.jsonl"),
+    (["explore", "claims"], "claims"),
+    (["litmus", "L1"], "L1 on reference"),
+    (["fuzz", "--engine", "reference", "--steps", "600"], "fuzzing reference: 500 operations"),
+    (["prove", "--machine", "blockclaims", "--no-cache"], "blockclaims"),
+    (["elastic", "plan"], "estimating"),
+    (["doctor"], "looking around"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), TELLS, ids=lambda v: v[0] if v[1:] else None)
+def test_every_command_says_what_it_does_while_it_does_it(
+    arguments: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runtime = ENGINE.open(PoolConfig(8), "run")
+    runtime.close()
+    lines = "".join(event.to_json() + "\n" for event in runtime.events())
+    (tmp_path / "trace.jsonl").write_text(lines)
+    told: list[str] = []
+
+    @contextmanager
+    def kept() -> Iterator[Progress]:
+        yield told.append
+
+    monkeypatch.setattr(cli, "_progress", kept)
+    assert cli.run(arguments, io.StringIO()) == 0
+    assert any(text in one for one in told), told

@@ -265,3 +265,10 @@ def test_a_source_that_fails_later_keeps_the_last_numbers(page: str) -> None:
     assert later.note.startswith("not up to date: ")
     with pytest.raises(BadOperation):
         Metrics(f"{page}/gone").poll()
+
+
+def test_without_a_claim_there_is_no_empty_table() -> None:
+    out = io.StringIO()
+    Console(file=out, width=100).print(Snapshot("trace.jsonl", blocks={"usable": 8}).renderable())
+    assert "claims: none\n" in out.getvalue()
+    assert "footprint" not in out.getvalue()
