@@ -109,7 +109,7 @@ def survives_fuzzing(runs: Iterable[Recorded], engine: Engine) -> str | None:
             supervisor = open_supervised(engine, None, run.config, audit_every=AUDIT_EVERY)
         except Crash as crash:
             return str(crash)
-        for operation in run.operations:
+        for operation in run.sound:
             if supervisor.findings or not supervisor.is_alive:
                 break
             supervisor.do(operation)

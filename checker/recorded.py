@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,7 +27,38 @@ from kvclaims.spec.operations import NoProgress, Operation, parse, perform
 
 SEED: Final = 8
 LENGTH: Final = 40
-"""Operations in one run."""
+"""Operations in one run, or one more."""
+
+SPOIL: Final = 4
+"""Of so many operations that can be spoiled one is done again, spoiled."""
+
+SPOILED: Final[Mapping[str, tuple[Mapping[str, Any], ...]]] = {
+    "declare": (
+        {"claim": ""},
+        {"generation": 0},
+        {"duration": 0},
+        {"duration": -1},
+        {"min_blocks": 0},
+        {"n": 99},
+        {},
+    ),
+    "submit": (
+        {"request": ""},
+        {"max_new_tokens": 0},
+        {"external": -1},
+        {"accepts": -1},
+        {"content": ()},
+        {},
+    ),
+    "renew": ({"duration": 0}, {"duration": -1}, {"claim": "nobody"}),
+    "release": ({"claim": "nobody"}, {}),
+    "demote": ({"claim": "nobody"}, {}),
+    "lose": ({"position": -1}, {"position": 1}, {"position": 2}, {"position": 3}),
+    "advance": ({"ticks": 0}, {"ticks": -1}),
+    "abort": ({"request": "nobody"}, {}),
+    "load": ({"blocks": -1}, {"blocks": 99}, {"request": "nobody"}, {}),
+}
+"""What no runtime accepts, or not twice: fields to change in an operation, by its name."""
 
 DRAIN: Final = 40
 """Steps that end every request of a run, if nothing outside holds it up."""
@@ -35,12 +66,20 @@ DRAIN: Final = 40
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run: its pool, its operations, and a digest of what was seen after each."""
+    """A run: its pool, its operations, and a digest of what was seen after each.
+
+    `spoiled` tells which operations are none that anyone should accept."""
 
     number: int
     config: PoolConfig
     operations: tuple[Operation, ...]
     seen: tuple[str, ...]
+    spoiled: frozenset[int] = frozenset()
+
+    @property
+    def sound(self) -> Iterator[Operation]:
+        """The operations without those that are spoiled."""
+        return (o for i, o in enumerate(self.operations) if i not in self.spoiled)
 
     @property
     def digest(self) -> str:
@@ -107,11 +146,20 @@ def record(engine: Engine, number: int) -> Recorded:
     """Draw the run of that number and note what the engine shows."""
     config, following = draw_run(engine, number)
     watched = _Watched(engine, config)
-    operations, seen = [], []
-    for _ in range(LENGTH):
-        operations.append(following(watched.runtime.observe()))
-        seen.append(watched.do(operations[-1]))
-    return Recorded(number, config, tuple(operations), (*seen, watched.close()))
+    rng = random.Random(number)
+    operations: list[Operation] = []
+    seen: list[str] = []
+    spoiled: set[int] = set()
+    while len(operations) < LENGTH:
+        operation = following(watched.runtime.observe())
+        operations.append(operation)
+        seen.append(watched.do(operation))
+        if operation.op in SPOILED and rng.randrange(SPOIL) == 0:
+            change = rng.choice(SPOILED[operation.op])
+            spoiled.add(len(operations))
+            operations.append(Operation(operation.op, {**operation.fields, **change}))
+            seen.append(watched.do(operations[-1]))
+    return Recorded(number, config, tuple(operations), (*seen, watched.close()), frozenset(spoiled))
 
 
 def differs(engine: Engine, run: Recorded) -> str | None:

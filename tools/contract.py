@@ -93,7 +93,7 @@ class Status:
 Statuses = Mapping[tuple[str, str], Status]
 """By rule and machine."""
 
-STATUS: Final = re.compile(r"`([\w/]+)`: (\d+)/(\d+) (?:of them )?proved by ([\w ]+?)(?=;|\.$)")
+STATUS: Final = re.compile(r"`([\w/-]+)`: (\d+)/(\d+) (?:of them )?proved by ([\w ]+?)(?=;|\.$)")
 
 
 def proved_now(solver: str) -> Statuses:
