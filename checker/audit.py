@@ -133,19 +133,19 @@ def read_trace(path: Path) -> tuple[tuple[Event, ...], ...]:
 def _opened(path: Path) -> tuple[Numbered, Callable[[Any], Event], str]:
     """The events of a file as they come: lines of JSON, or rows of Parquet."""
     if path.suffix == PARQUET:
-        return enumerate(rows_of(path), 1), _row, "row"
+        return enumerate(rows_of(path), 1), event_of, "row"
     return enumerate(_lines(path), 1), _parse, "line"
 
 
-def _row(row: Row) -> Event:
+def event_of(row: Row) -> Event:
     """A row whose columns were checked as a whole; its fields are read as those of a line."""
     seq, time, run, event, policy, usable, request, claim, generation, prefix = row.base
-    data = _fields(event, row.data)
+    data = fields_of(event, row.data)
     return Event(seq, time, run, event, policy, usable, request, claim, generation, prefix, data)
 
 
 @lru_cache(maxsize=65536)
-def _fields(event: str, text: str) -> dict[str, Any]:
+def fields_of(event: str, text: str) -> dict[str, Any]:
     """The fields of one event, once for each text: the same text means the same."""
     try:
         data = json.loads(text)
@@ -213,24 +213,41 @@ def _framed(
     numbered: Numbered, parse: Callable[[Any], Event], unit: str
 ) -> Iterator[tuple[Event, bool]]:
     """Each event, and whether it closes its run; nothing is kept of the events before it."""
-    last: Event | None = None
-    seen: set[str] = set()
+    frame = Frame()
     number = 0
     for number, given in numbered:
         try:
             event = parse(given)
-            _follows(last, event)
-            if last is None and event.run_id in seen:
-                raise TraceError(f"run {event.run_id!r} is in the file already (T1)")
+            closes = frame.follow(event)
         except TraceError as error:
             raise TraceError(f"{unit} {number}: {error}{_cut_short(numbered, error)}") from None
+        yield event, closes
+    frame.end(f"{unit} {number}")
+
+
+class Frame:
+    """Where in a file one is: the run that goes on, and those that have closed (T1, T3)."""
+
+    def __init__(self) -> None:
+        self.last: Event | None = None
+        """The last event of the run that goes on."""
+        self._seen: set[str] = set()
+
+    def follow(self, event: Event) -> bool:
+        """Take the next event; whether it closes its run.  `TraceError` if it cannot be next."""
+        _follows(self.last, event)
+        if self.last is None and event.run_id in self._seen:
+            raise TraceError(f"run {event.run_id!r} is in the file already (T1)")
         closes = event.event == "trace_closed"
         if closes:
-            seen.add(event.run_id)
-        last = None if closes else event
-        yield event, closes
-    if last is not None:
-        raise TraceError(f"{unit} {number}: the trace ends without trace_closed (T3)")
+            self._seen.add(event.run_id)
+        self.last = None if closes else event
+        return closes
+
+    def end(self, where: str) -> None:
+        """The file ends here: no run may still go on."""
+        if self.last is not None:
+            raise TraceError(f"{where}: the trace ends without trace_closed (T3)")
 
 
 def _cut_short(rest: Numbered, error: TraceError) -> str:
@@ -345,7 +362,7 @@ class ClaimLife:
         }
 
 
-@dataclass
+@dataclass(slots=True)
 class RequestLife:
     """A request as the trace tells it; `state` is waiting, running or finished."""
 
@@ -397,6 +414,11 @@ class Fold:
         self._taken: dict[str, Event] = {}
         for event in events:
             self.take(event)
+
+    @property
+    def covered_ever(self) -> Iterable[int]:
+        """Blocks that any claim was told to cover."""
+        return self._covers
 
     def take(self, event: Event) -> None:
         """Fold one event more."""
@@ -878,6 +900,13 @@ def audit(paths: Sequence[Path]) -> AuditReport:
 
 
 def _audited(path: Path) -> Iterator[AuditedRun]:
+    if path.suffix == PARQUET:
+        from kvclaims.checker.bulk import runs_in
+
+        with _named(path):
+            for run_id, count, fold in runs_in(path):
+                yield AuditedRun(path.name, run_id, count, fold)
+        return
     fold, count = Fold(()), 0
     numbered, parse, unit = _opened(path)
     with _named(path):

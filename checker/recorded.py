@@ -115,7 +115,10 @@ class _Watched:
     def _events(self) -> list[Any]:
         events = self.runtime.events()
         new, self._told = events[self._told :], len(events)
-        return [(e.event, e.claim_id, e.generation, e.request_id, e.data) for e in new]
+        return [
+            (e.event, e.claim_id, e.generation, e.request_id, e.prefix_id, e.policy, e.data)
+            for e in new
+        ]
 
     def _steps_since(self) -> list[Any]:
         steps = [(s.action, s.args, s.facts, s.free) for s in self._steps]

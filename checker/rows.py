@@ -24,6 +24,10 @@ _TEXTS: Final = ("run_id", "event", "policy", "data")
 _MAYBE: Final = ("request_id", "claim_id", "prefix_id")
 
 
+WORDS: Final = ["run_id", "event", "policy", "request_id", "claim_id", "prefix_id"]
+"""Columns in which few values stand for many rows."""
+
+
 class Row(NamedTuple):
     """One event as it stands in the file: the base fields in the order of `Event`."""
 
@@ -34,22 +38,35 @@ class Row(NamedTuple):
 
 def rows_of(path: Path) -> Iterator[Row]:
     """The rows of a file, batch by batch; `TraceError` where a column is not as it must be."""
+    for batch in batches_of(path):
+        yield from rows_in(batch)
+
+
+def rows_in(batch: Any) -> Iterator[Row]:
+    """The rows of a batch, or of a slice of one."""
+    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+    base = zip(*(columns[name] for name in _BASE), strict=True)
+    for fields, event, data in zip(base, columns["event"], columns["data"], strict=True):
+        yield Row(fields, event, data)
+
+
+def batches_of(path: Path) -> Iterator[Any]:
+    """The record batches of a file, each with its columns checked; those of `WORDS` come as
+    dictionaries, as they were written."""
     arrow, parquet = _arrow()
     try:
-        file = parquet.ParquetFile(path)
+        schema = parquet.read_schema(path)
+        file = parquet.ParquetFile(path, read_dictionary=WORDS)
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file") from None
     except (OSError, arrow.ArrowException) as error:
         raise TraceError(f"{path}: not Parquet: {str(error).splitlines()[0]}") from None
-    _check_schema(file.schema_arrow, arrow)
+    _check_schema(schema, arrow)
     if file.metadata.num_rows == 0:
         raise TraceError("an empty trace (T3)")
     for batch in file.iter_batches(BATCH):
         _check_batch(batch)
-        columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
-        base = zip(*(columns[name] for name in _BASE), strict=True)
-        for fields, event, data in zip(base, columns["event"], columns["data"], strict=True):
-            yield Row(fields, event, data)
+        yield batch
 
 
 _BASE: Final = (
@@ -85,9 +102,12 @@ def _check_batch(batch: Any) -> None:
 
 def _check_subjects(batch: Any, prefix: str, column: str) -> None:
     """Events about a claim name it with its generation, events about a request name that."""
+    import pyarrow
     from pyarrow import compute
 
-    about = compute.starts_with(batch.column("event"), pattern=prefix)
+    kinds = batch.column("event")
+    which = [i for i, word in enumerate(kinds.dictionary.to_pylist()) if word.startswith(prefix)]
+    about = compute.is_in(kinds.indices, pyarrow.array(which, kinds.indices.type))
     named = [column, "generation"] if column == "claim_id" else [column]
     for name in named:
         missing = compute.and_(about, compute.is_null(batch.column(name)))

@@ -41,6 +41,7 @@ class Segment:
             raise ValueError(f"segment {self.label!r} is longer than {MOST:,}")
 
     def length(self, block_size: int) -> int:
+        """Tokens, with blocks of `block_size` tokens."""
         return self.blocks * block_size + self.tokens
 
 
@@ -97,6 +98,7 @@ def fingerprint(content: str) -> int:
 
 
 def content_to_json(content: Content) -> list[list[Any]]:
+    """A list a segment: label, blocks, and single tokens where there are any."""
     return [[s.label, s.blocks] + ([s.tokens] if s.tokens else []) for s in content]
 
 

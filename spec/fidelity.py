@@ -66,6 +66,8 @@ class Declaration:
 
 
 class Tier(StrEnum):
+    """Where KV lies."""
+
     DEVICE = "device"
     HOST = "host"
     FILE = "file"
@@ -138,10 +140,12 @@ class Mechanism(Protocol):
     """The object behind an entry point of the group `kvclaims.mechanisms`."""
 
     @property
-    def declaration(self) -> Declaration: ...
+    def declaration(self) -> Declaration:
+        """What it says of itself."""
 
     @property
-    def model(self) -> Model: ...
+    def model(self) -> Model:
+        """The model whose KV it stores."""
 
     def store(self, tokens: Sequence[int], query: Any, folder: Path) -> Stored:
         """Keep the KV of `tokens`; `query` is what the request at hand asks with."""

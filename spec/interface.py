@@ -32,6 +32,8 @@ class BadOperation(ValueError):
 
 
 class PredicateKind(StrEnum):
+    """Which surviving positions a claim asks for: a prefix, or a range anywhere."""
+
     LEADING = "leading_prefix_at_least"
     RANGE = "contiguous_range"
 
@@ -52,6 +54,7 @@ class Predicate:
 
     @property
     def positions(self) -> range:
+        """Logical positions of blocks that have to survive."""
         return range(self.start, self.start + self.n)
 
 
@@ -265,8 +268,8 @@ class PoolStep:
 
     `args` names the machine's parameters (request and claim ids as text, block ids as int,
     content as text), and `of` the block in whose place in the request's table this one comes,
-    where a request's content is moved; `facts` is what the engine holds of the touched blocks afterwards, and
-    `free` its free-block counter then, None in the midst of an operation.
+    where a request's content is moved; `facts` is what the engine holds of the touched blocks
+    afterwards, and `free` its free-block counter then, None in the midst of an operation.
     """
 
     action: str
@@ -334,12 +337,24 @@ class Runtime(Protocol):
 
     config: PoolConfig
 
-    def declare(self, claim: ClaimSpec) -> ClaimAnswer: ...
-    def release(self, claim_id: str) -> None: ...
-    def demote(self, claim_id: str) -> None: ...
-    def renew(self, claim_id: str, duration: int) -> None: ...
-    def submit(self, request: RequestSpec) -> None: ...
-    def abort(self, request_id: str) -> None: ...
+    def declare(self, claim: ClaimSpec) -> ClaimAnswer:
+        """Decide on a claim at once, against every promise and need of this moment (L2, F2)."""
+
+    def release(self, claim_id: str) -> None:
+        """Its owner lets go: protection ends, content stays until it is evicted (P2)."""
+
+    def demote(self, claim_id: str) -> None:
+        """The runtime ends the claim's protection, and says so first (L3, L4)."""
+
+    def renew(self, claim_id: str, duration: int) -> None:
+        """The claim ends `duration` ticks from now.  `BadOperation` once it has ended (L6)."""
+
+    def submit(self, request: RequestSpec) -> None:
+        """A request arrives and waits; nothing is decided before the next step."""
+
+    def abort(self, request_id: str) -> None:
+        """The request ends; its blocks come back when nothing in flight touches them (B5, B7)."""
+
     def step(self) -> None:
         """Complete what is in flight, then one scheduling step to its end."""
 
@@ -394,8 +409,12 @@ class Runtime(Protocol):
         the empty text for memory that was never written.
         """
 
-    def observe(self) -> Observation: ...
-    def snapshot(self) -> PoolSnapshot: ...
+    def observe(self) -> Observation:
+        """The whole state as anybody may see it: claims, requests, free blocks, content."""
+
+    def snapshot(self) -> PoolSnapshot:
+        """The whole pool from the engine's own structures, to compare what was told with."""
+
     def events(self) -> tuple[Event, ...]:
         """The trace since the runtime was opened."""
 
@@ -432,16 +451,20 @@ class Engine(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As on the command line."""
 
     @property
-    def block_size(self) -> int: ...
+    def block_size(self) -> int:
+        """Tokens of a block."""
 
     @property
-    def package(self) -> str | None: ...
+    def package(self) -> str | None:
+        """The import package under test."""
 
     @property
-    def faults(self) -> Path | None: ...
+    def faults(self) -> Path | None:
+        """The file of faults that can be planted."""
 
     @property
     def features(self) -> frozenset[Feature]:
@@ -450,7 +473,8 @@ class Engine(Protocol):
     def info(self) -> EngineInfo:
         """Raises `EngineMissing` where it cannot run."""
 
-    def open(self, config: PoolConfig, run_id: str) -> Runtime: ...
+    def open(self, config: PoolConfig, run_id: str) -> Runtime:
+        """A new pool with its scheduler, empty.  `BadOperation` for one that it cannot have."""
 
 
 class Stepper(Protocol):
@@ -465,4 +489,5 @@ class Stepper(Protocol):
     def state(self) -> Mapping[str, Any]:
         """The whole state under the machine's names: relation or function to its graph."""
 
-    def clone(self) -> Stepper: ...
+    def clone(self) -> Stepper:
+        """An independent one in the same state."""

@@ -210,6 +210,7 @@ FALSE: Final = Lit(False, BOOL)
 
 
 def lit(value: Term | int | bool) -> Term:
+    """A term as it is; a number or truth value as a literal."""
     if isinstance(value, Term):
         return value
     return Lit(value, BOOL) if isinstance(value, bool) else Lit(value, INT)
@@ -223,18 +224,22 @@ def value(sort: Sort, name: str) -> Lit:
 
 
 def eq(a: Term, b: Term | int) -> Term:
+    """a = b, of one sort."""
     return Op("eq", (a, lit(b)))
 
 
 def ne(a: Term, b: Term | int) -> Term:
+    """a ≠ b, of one sort."""
     return ~eq(a, b)
 
 
 def iff(a: Term, b: Term) -> Term:
+    """a ↔ b: both hold, or neither."""
     return Op("eq", (a, b))
 
 
 def ite(condition: Term, then: Term | int, otherwise: Term | int) -> Term:
+    """`then` where the condition holds, else `otherwise`."""
     return Op("ite", (condition, lit(then), lit(otherwise)))
 
 
@@ -249,14 +254,17 @@ def either(*terms: Term) -> Term:
 
 
 def one_of(term: Term, *values: Term) -> Term:
+    """The term is one of these values; false when there is none."""
     return either(*(eq(term, v) for v in values))
 
 
 def every(var: Var, body: Term) -> Term:
+    """∀var. body"""
     return Bind("every", var, body)
 
 
 def some(var: Var, body: Term) -> Term:
+    """∃var. body"""
     return Bind("some", var, body)
 
 
@@ -271,10 +279,12 @@ def count(var: Var, body: Term) -> Bind:
 
 
 def new(term: Term) -> Term:
+    """The term after the step (primed); only in properties of steps."""
     return New(term)
 
 
 def children(term: Term) -> tuple[Term, ...]:
+    """The terms that this one is made of; none for variables and literals."""
     match term:
         case App(_, args) | Op(_, args):
             return args
@@ -296,12 +306,19 @@ def rebuild(term: Term, parts: tuple[Term, ...]) -> Term:
 
 
 def subterms(term: Term) -> Iterator[Term]:
+<<<<<<< HEAD
     """The term and all its parts, each before its own parts."""
     left = [term]
     while left:
         part = left.pop()
         yield part
         left.extend(reversed(children(part)))
+=======
+    """The term and all that it is made of, from the outside in."""
+    yield term
+    for child in children(term):
+        yield from subterms(child)
+>>>>>>> main
 
 
 def substitute(term: Term, values: Mapping[Var, Term]) -> Term:
@@ -414,6 +431,8 @@ class Update:
 
 
 def becomes(target: App, value: Term | int | bool, over: tuple[Var, ...] = ()) -> Update:
+    """The target's value after the step, told in terms of the state before it; with `over`,
+    everywhere that these variables reach."""
     return Update(target, lit(value), over)
 
 
@@ -429,6 +448,7 @@ class Action:
 
     @cached_property
     def enabled(self) -> Term:
+        """All guards together."""
         return both(*(guard.condition for guard in self.guards))
 
 
@@ -450,7 +470,12 @@ class Property:
 
     @property
     def of_steps(self) -> bool:
+<<<<<<< HEAD
         return self.on is not None or self.formula.speaks_of_new
+=======
+        """Whether it speaks of a step, and not of a state alone."""
+        return self.on is not None or any(isinstance(t, New) for t in subterms(self.formula))
+>>>>>>> main
 
 
 @dataclass(frozen=True)
@@ -502,6 +527,7 @@ class Machine:
 
     @property
     def step_properties(self) -> tuple[Property, ...]:
+        """What every step keeps."""
         return tuple(p for p in self.properties if p.of_steps)
 
     @property
@@ -515,6 +541,7 @@ class Machine:
         return tuple(s for s in found if not s.values and s not in {BOOL, INT, NAT})
 
     def action(self, name: str) -> Action:
+        """The action of that name; `MachineError` where there is none."""
         for action in self.actions:
             if action.name == name:
                 return action

@@ -39,6 +39,7 @@ class Operation:
     fields: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
+        """As `parse` reads it."""
         plain = dict(self.fields)
         if "content" in plain:
             plain["content"] = content_to_json(plain["content"])

@@ -112,6 +112,7 @@ class Event:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
+        """One line of a trace, without its end."""
         base = {name: getattr(self, name) for name in BASE_FIELDS if name != "schema_version"}
         line = {"schema_version": SCHEMA_VERSION, **base, **self.data}
         return json.dumps(line, separators=(",", ":"))
@@ -182,6 +183,7 @@ class Recorder:
         prefix_id: str | None = None,
         **data: Any,
     ) -> None:
+        """Tell the next event, with exactly the fields of its kind; else `TraceError`."""
         if set(data) != set(EVENTS[event]):
             odd = sorted(set(data) ^ set(EVENTS[event]))
             raise TraceError(f"{event} has the wrong fields: {', '.join(odd)}")

@@ -54,6 +54,7 @@ class Operations:
         return dict(self._do("POST", "/claims", body))
 
     def inspect(self, claim_id: str) -> dict[str, Any]:
+        """Phase, covered blocks, end and survivors; 404 for another owner's claim."""
         return dict(self._do("GET", f"/claims/{claim_id}"))
 
     def list(self) -> list[dict[str, Any]]:
@@ -65,9 +66,11 @@ class Operations:
         return dict(self._do("POST", f"/claims/{claim_id}/renew", {"duration": duration}))
 
     def demote(self, claim_id: str) -> dict[str, Any]:
+        """Protection ends; content stays until it is evicted.  409 once the claim has ended."""
         return dict(self._do("POST", f"/claims/{claim_id}/demote"))
 
     def release(self, claim_id: str) -> dict[str, Any]:
+        """The owner lets go of the claim.  409 once it has ended."""
         return dict(self._do("DELETE", f"/claims/{claim_id}"))
 
     def pool(self) -> dict[str, Any]:
@@ -108,6 +111,7 @@ class ClaimsClient(Operations):
         self.close()
 
     def close(self) -> None:
+        """Close the connection; claims stay as they are."""
         self._http.close()
 
     def _do(self, method: str, path: str, body: Any = None) -> Any:

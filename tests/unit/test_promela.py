@@ -51,9 +51,18 @@ def test_spin_stores_as_many_states(
     assert (found.states, found.transitions, found.errors) == (states, transitions, 0)
 
 
+LARGE = ("pool", "groups")
+"""Machines whose instances take seconds each."""
+
+
 @needs_spin
-@pytest.mark.slow
-@pytest.mark.parametrize("name", instances.PINNED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name.split("/")[0] in LARGE else ())
+        for name in instances.PINNED
+    ],
+)
 def test_spin_stores_as_many_states_of_every_pinned_instance(name: str) -> None:
     """What this checker counts is pinned by hand in `test_explore`."""
     instance = instances.PINNED[name]()
