@@ -306,19 +306,12 @@ def rebuild(term: Term, parts: tuple[Term, ...]) -> Term:
 
 
 def subterms(term: Term) -> Iterator[Term]:
-<<<<<<< HEAD
-    """The term and all its parts, each before its own parts."""
+    """The term and all that it is made of, from the outside in."""
     left = [term]
     while left:
         part = left.pop()
         yield part
         left.extend(reversed(children(part)))
-=======
-    """The term and all that it is made of, from the outside in."""
-    yield term
-    for child in children(term):
-        yield from subterms(child)
->>>>>>> main
 
 
 def substitute(term: Term, values: Mapping[Var, Term]) -> Term:
@@ -470,12 +463,8 @@ class Property:
 
     @property
     def of_steps(self) -> bool:
-<<<<<<< HEAD
-        return self.on is not None or self.formula.speaks_of_new
-=======
         """Whether it speaks of a step, and not of a state alone."""
-        return self.on is not None or any(isinstance(t, New) for t in subterms(self.formula))
->>>>>>> main
+        return self.on is not None or self.formula.speaks_of_new
 
 
 @dataclass(frozen=True)

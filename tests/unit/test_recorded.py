@@ -12,7 +12,7 @@ from kvclaims.checker.mutatecode import RUNS
 from kvclaims.checker.recorded import LENGTH, SPOILED, Recorded, differing, record
 from kvclaims.spec.interface import Engine
 
-ALL = ""
+ALL = "d8f38f8dbb056a4e"
 """The digest of all recorded runs.  It changes with the behaviour of the reference, and with what
 is drawn; mutants that no check objects to are killed by it (`kvclaims mutate`)."""
 
