@@ -10,8 +10,10 @@ event by event, so that what is found, and how it is told, never depends on the 
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -123,18 +125,23 @@ class _Reader:
             start = edge + 1
 
     def _stretch(self, rows: Any) -> Iterator[Run]:
+        with _no_garbage():
+            is_folded = self._at_once(rows)
+        if not is_folded:
+            yield from self._one_by_one(rows)
+
+    def _at_once(self, rows: Any) -> bool:
+        """Fold all of the rows, or nothing."""
         stretch = (
             None if self.frame.last is None else read_stretch(rows, self.frame.last, self._fold)
         )
         if stretch is None:
-            yield from self._one_by_one(rows)
-            return
-        try:
-            stretch.fold_into(self._fold, self.number + 1)
-        finally:
-            self.number += len(rows)
+            return False
+        stretch.fold_into(self._fold, self.number + 1)
+        self.number += len(rows)
         self._count += len(rows)
         self.frame.last = event_of(next(rows_in(rows.slice(len(rows) - 1, 1))))
+        return True
 
     def _one_by_one(self, rows: Any) -> Iterator[Run]:
         for row in rows_in(rows):
@@ -149,6 +156,18 @@ class _Reader:
             if closes:
                 yield event.run_id, self._count, self._fold
                 self._fold, self._count = Fold(()), 0
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Python does not look for cycles: a fold grows, and makes none."""
+    looked = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if looked:
+            gc.enable()
 
 
 # --- a stretch ---------------------------------------------------------------------------
@@ -217,7 +236,7 @@ class _Stretch:
         last[codes[moves]] = kinds[moves]  # the last of several assignments stays
         is_admitted = kinds == LIFE.index(ADMITTED)
         hits[codes[is_admitted]] = self.hits[lives][is_admitted]
-        touched = np.unique(codes).tolist()
+        touched = np.flatnonzero(np.bincount(codes, minlength=size)).tolist()
         columns = (a[touched].tolist() for a in (last, hits, reused, denied))
         for code, kind, hit, admissions, denials in zip(touched, *columns, strict=True):
             request = fold.requests[self.names[code]]
@@ -407,15 +426,19 @@ def _follow(rows: Any, last: Event) -> bool:
 def _words(column: Any) -> set[str]:
     """The values in a column (its dictionary may be that of a longer one)."""
     values = column.dictionary.to_pylist()
-    return {values[i] for i in np.unique(column.indices.to_numpy()).tolist()}
+    used = np.bincount(column.indices.to_numpy(), minlength=len(values))
+    return {values[i] for i in np.flatnonzero(used).tolist()}
 
 
 def _codes(requests: Any) -> tuple[list[str], Any]:
     """The distinct requests, and for each row which of them it names (-1: none)."""
-    used, codes = np.unique(requests.indices.fill_null(-1).to_numpy(), return_inverse=True)
     values = requests.dictionary.to_pylist()
-    none = int(len(used) > 0 and used[0] < 0)
-    return [values[i] for i in used[none:].tolist()], codes - none
+    numbers = requests.indices.fill_null(-1).to_numpy() + 1
+    used = np.bincount(numbers, minlength=len(values) + 1) > 0
+    used[0] = False
+    codes = np.cumsum(used) - 1
+    codes[0] = -1
+    return [values[i - 1] for i in np.flatnonzero(used).tolist()], codes[numbers]
 
 
 class _Fields:
@@ -424,6 +447,7 @@ class _Fields:
     def __init__(self, data: Any) -> None:
         self._data = data
         self.lends = False
+        self._victims: Any = None
         self.served = np.ones(len(data), bool)
         """For each row, whether an end is told as that of a request that left its content."""
 
@@ -438,9 +462,10 @@ class _Fields:
             if not len(chosen):
                 continue
             if kind == GREW:
-                if not self._have_form(chosen, _GREW):
+                tables = self._data.take(chosen)
+                if not self._have_form(tables, _GREW):
                     return None
-                lent = compute.match_substring(self._data.take(chosen), '"lent":[]')
+                lent = compute.match_substring(tables, '"lent":[]')
                 self.lends = not compute.all(lent).as_py()
                 continue
             texts = self._data.take(chosen).dictionary_encode()
@@ -465,22 +490,21 @@ class _Fields:
 
     def are_victims(self, victims: Any) -> bool:
         """Whether none of these is told to be protected, and all have the fields they must."""
-        chosen = np.flatnonzero(victims)
-        return not len(chosen) or self._have_form(chosen, _VICTIM)
+        self._victims = self._data.take(np.flatnonzero(victims))
+        return not len(self._victims) or self._have_form(self._victims, _VICTIM)
 
-    def are_among(self, victims: Any, wanted: Sequence[int]) -> Any:
+    def are_among(self, wanted: Sequence[int]) -> Any:
         """Which of the victims, in order, are among these blocks."""
-        chosen = self._data.take(np.flatnonzero(victims))
         if len(wanted) <= _FEW:
             form = rf'"block_id":(?:{"|".join(map(str, wanted))}),'
-            return compute.match_substring_regex(chosen, form).to_numpy(zero_copy_only=False)
-        found = compute.extract_regex(chosen, r'"block_id":(?P<b>-?\d+)')
+            found = compute.match_substring_regex(self._victims, form)
+            return found.to_numpy(zero_copy_only=False)
+        found = compute.extract_regex(self._victims, r'"block_id":(?P<b>-?\d+)')
         blocks = compute.cast(compute.struct_field(found, "b"), "int64").to_numpy()
         return np.isin(blocks, wanted)
 
-    def _have_form(self, chosen: Any, values: dict[str, str]) -> bool:
+    def _have_form(self, texts: Any, values: dict[str, str]) -> bool:
         """Whether the texts are these fields with such values, in the order of the first text."""
-        texts = self._data.take(chosen)
         keys = re.findall(r'"(\w+)":', texts[0].as_py())
         if sorted(keys) != sorted(values):
             return False
@@ -548,5 +572,5 @@ def _may_be_covered(
         covered.update(map(int, found))
     marked = np.zeros(len(victims), bool)
     if covered and victims.any():
-        marked[victims] = fields.are_among(victims, sorted(covered))
+        marked[victims] = fields.are_among(sorted(covered))
     return marked

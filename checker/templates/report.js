@@ -289,9 +289,11 @@ function stretches(length, value, draw) {
   }
 }
 
-// The lanes that are drawn: those that the step is in or nearest to, in their own order.
-function nearest(bars, at) {
-  const away = ([, , spans]) => spans[0][0] > at ? spans[0][0] - at
+// The lanes that are drawn, in their own order: those that the step speaks of, then those that it
+// is in or nearest to.
+function nearest(bars, at, named) {
+  const away = ([name, told, spans]) => named.includes(told.claim ?? name) ? -1
+    : spans[0][0] > at ? spans[0][0] - at
     : OVER.includes(spans.at(-1)[1]) ? Math.max(0, at - spans.at(-1)[0]) : 0;
   const kept = new Set([...bars].sort((a, b) => away(a) - away(b)).slice(0, LANES));
   return bars.filter(bar => kept.has(bar));
@@ -304,7 +306,11 @@ function drawPicture(timeline) {
   const alive = bars => bars.filter(([, , spans]) => spans[0][0] < from + columns
     && !(OVER.includes(spans.at(-1)[1]) && spans.at(-1)[0] < from));
   const claims = alive(run.claims), requests = alive(run.requests);
-  const shown = nearest(claims, timeline.at), asking = nearest(requests, timeline.at);
+  const door = run.doorAt(timeline.at), told = run.words[timeline.at].slice(1, 3).map(String);
+  const shown = nearest(claims, timeline.at, door ? door.blockers : told);
+  const asking = nearest(requests, timeline.at, door ? [door.request, ...door.waits_on] : told);
+  timeline.lanes = [...shown.map(bar => `claim ${bar[1].claim}`),
+    ...asking.map(bar => `request ${bar[0]}`)];
   const rows = run.rows <= MOST_ROWS ? run.rows : 0;
   const room = timeline.printed ? 150 : 260;  // on paper verdict and picture share a page
   const tall = rows ? Math.max(2, Math.min(14, Math.floor(room / rows))) : 0;
@@ -317,7 +323,7 @@ function drawPicture(timeline) {
   const looks = { active: ink.active, protected: ink.protected, cached: ink.cached, free: ink.free,
     reserved: hatched(paint, ink.protected, ink.sheet, true),
     both: hatched(paint, ink.active, ink.protected), bad: hatched(paint, ink.bad, ink.sheet) };
-  const view = { paint, ink, looks, run, from, columns, wide, width };
+  const view = { paint, ink, looks, run, at: timeline.at, from, columns, wide, width };
   drawBands(view, bands);
   const places = new Map();
   shown.forEach((bar, i) => places.set(bar[0], lanes + lane * i));
@@ -339,7 +345,7 @@ function drawPicture(timeline) {
     + `${from + columns}. Step ${timeline.at + 1}: ${run.text(timeline.at)}.`);
 }
 
-function drawBands({ paint, ink, looks, run, from, columns, wide, width }, { top, height }) {
+function drawBands({ paint, ink, looks, run, at, from, columns, wide, width }, { top, height }) {
   const level = n => top + height - n / run.top * height * .96;
   const counts = [];
   for (let i = 0; i < columns; i++) counts.push(run.counts(from + i));
@@ -350,7 +356,8 @@ function drawBands({ paint, ink, looks, run, from, columns, wide, width }, { top
       const size = counts[first][band], base = under(counts[first]);
       if (!size) return;
       const y = level(base + size), tall = level(base) - y;
-      box(paint, first * wide, y, length * wide + .4, tall, looks[band]);
+      const left = Math.round(first * wide), right = Math.round((first + length) * wide);
+      box(paint, left, y, right - left, tall, looks[band]);  // whole pixels leave no seams
       const text = `${number(size)} ${band}`;
       if (tall > 15 && paint.measureText(text).width < length * wide - 8)
         label(paint, text, first * wide + 5, y + tall / 2,
@@ -363,31 +370,36 @@ function drawBands({ paint, ink, looks, run, from, columns, wide, width }, { top
   paint.beginPath(); paint.moveTo(0, line); paint.lineTo(width, line); paint.stroke();
   paint.setLineDash([]);
   label(paint, `${number(run.usable)} usable`, 3, line - 9, ink.ink, ink.sheet, width);
-  drawWanted({ paint, ink, looks, run, from, columns, wide, width }, level);
+  drawWanted({ paint, ink, looks, run, at, from, columns, wide, width }, level);
 }
 
 // What refused and waiting requests wanted, stacked on what is taken: the part past the line is
 // what does not fit.
-function drawWanted({ paint, ink, looks, run, from, columns, wide, width }, level) {
+function drawWanted({ paint, ink, looks, run, at, from, columns, wide, width }, level) {
   const doors = run.doors.filter(d => d.step >= from && d.step < from + columns && d.missing > 0);
-  const fit = d => Math.max(0, d.need - d.missing);
-  doors.forEach((door, i) => {
-    const x = (door.step - from) * wide, size = Math.max(wide, 3);
+  const fit = d => Math.max(0, d.need - d.missing), taken = [];
+  const line = d => level(d.usable), up = d => Math.max(2, level(d.usable + d.missing));
+  for (const door of doors) {
+    const x = (door.step - from) * wide, broad = Math.max(wide, 3);
     const base = level(door.usable - door.headroom);
-    const line = level(door.usable), up = Math.max(2, level(door.usable + door.missing));
-    box(paint, x, line, size, Math.max(0, base - line), null, ink.bad);
-    box(paint, x, up, size, line - up, looks.bad, ink.bad);
-    const next = doors[i + 1];
-    if (next && next.request === door.request && next.missing === door.missing
-      && next.step - door.step < 60 / wide) return;
+    box(paint, x, line(door), broad, Math.max(0, base - line(door)), null, ink.bad);
+    box(paint, x, up(door), broad, line(door) - up(door), looks.bad, ink.bad);
+  }
+  // The one at this step has its say first; others where there is room.
+  doors.sort((a, b) => Math.abs(a.step - at) - Math.abs(b.step - at)).forEach(door => {
     const text = `${door.request} wants ${number(door.need)}: ${number(fit(door))} fit, `
       + `${number(door.missing)} do not`;
-    const first = doors.find(d => d.request === door.request && d.missing === door.missing);
-    const end = (first.step - from) * wide - 6;
-    const fits = paint.measureText(text).width < end;
+    const same = doors.filter(d => d.request === door.request && d.missing === door.missing);
+    const end = (Math.min(...same.map(d => d.step)) - from) * wide - 6;
+    const after = (Math.max(...same.map(d => d.step)) - from + 1) * wide + 6;
     paint.font = "bold 12px system-ui, sans-serif";
-    label(paint, text, fits ? end : x + size + 6, Math.max(10, (up + line) / 2), ink.bad, ink.sheet,
-      width, fits);
+    const size = paint.measureText(text).width, fits = size < end;
+    const right = fits ? end : Math.min(width, after + size), left = right - size;
+    if (!taken.some(([a, b]) => left < b + 6 && a < right + 6)) {
+      taken.push([left, right]);
+      const middle = Math.max(10, (up(door) + line(door)) / 2);
+      label(paint, text, left, middle, ink.bad, ink.sheet, width);
+    }
     paint.font = "12px system-ui, sans-serif";
   });
 }
@@ -402,7 +414,8 @@ function drawLane({ paint, ink, looks, from, columns, wide, width }, [name, told
   // How it ended stands in its column, else right of it, else with the name.
   const [ended, outcome] = spans.at(-1), after = (ended - from + 1) * wide;
   const long = paint.measureText(says(outcome)).width;
-  const isNamed = OVER.includes(outcome) && long > wide - 6 && after + 6 + long >= width;
+  const isNamed = OVER.includes(outcome) && long > wide - 6 && after + 6 + long >= width
+    && ended >= from && ended < from + columns;
   label(paint, `${kind} ${name} · ${more}${isNamed ? " · " + says(outcome) : ""}`, start, y + 8,
     ink.ink, ink.sheet, width);
   spans.forEach(([step, phase], i) => {
@@ -418,7 +431,7 @@ function drawLane({ paint, ink, looks, from, columns, wide, width }, [name, told
     box(paint, (a - from) * wide, y + 17, (b - a) * wide, 17, fill || ink.sheet, bad ? ink.bad : ink.soft);
     const text = says(phase), size = paint.measureText(text).width, x = (a - from) * wide;
     const beside = isOver && size > wide - 6;
-    if (isOver ? isNamed && step === ended : size > (b - a) * wide - 6) return;
+    if (isOver ? isNamed : size > (b - a) * wide - 6) return;
     const dark = fill === looks.protected || fill === looks.active;
     label(paint, text, beside ? x + wide + 4 : x + 4, y + 25.5,
       dark ? ink.on : bad ? ink.bad : ink.ink,

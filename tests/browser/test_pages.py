@@ -222,6 +222,35 @@ def test_every_step_tells_its_text_rule_and_numbers(pages: Path, open_page: Open
     assert where(page) == len(line.steps)
 
 
+def test_the_refused_request_and_its_blocker_are_drawn_however_many_run(
+    tmp_path: Path, open_page: Open
+) -> None:
+    """Twelve requests run and eight lanes are drawn: that of the refusal is among them."""
+    runtime = ENGINE.open(PoolConfig(400), "busy")
+    doc = {"content": [["D", 100]]}
+    plan: list[dict[str, Any]] = [
+        {"op": "submit", "request": "doc", **doc},
+        {"op": "drain"},
+        *({"op": "declare", "claim": f"c{n}", "n": 100, **doc} for n in range(10)),
+        {"op": "declare", "claim": "last", "content": [["E", 150]], "n": 150},
+    ]
+    for number in range(12):
+        own = {"content": [[f"C{number}", 5]], "max_new_tokens": 40}
+        plan.append({"op": "submit", "request": f"r{number}", **own})
+    plan += [{"op": "step"}] * 2
+    plan += [{"op": "submit", "request": "huge", "content": [["H", 290]]}, {"op": "drain"}]
+    for raw in plan:
+        perform(runtime, parse(raw))
+    write_page(page_of_runs("trace", [runtime.events()]), tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html", PHONE)
+    assert page.text_content(".now .text").startswith("request huge is refused")
+    drawn = page.evaluate("kvclaims.timelines[0].lanes")
+    blockers = page.eval_on_selector_all(".door button", "all => all.map(b => b.textContent)")
+    assert blockers
+    assert {"request huge", *blockers} <= set(drawn)
+    assert len(drawn) == 16
+
+
 def test_the_refusal_names_its_blocker_and_leads_to_it(pages: Path, open_page: Open) -> None:
     page = open_page(pages / "conflict.html")
     assert "60 protected + 70 wanted = 130 > 80 usable: 50 short" in page.text_content(".door")
