@@ -64,6 +64,8 @@ PENDING = {
     ("elastic/blocks", "a return that was turned back is undone"): 56,
     ("elastic/claims", "a return completes"): 704,
     ("elastic/claims", "a return that was turned back is undone"): 384,
+    ("elastic/pair", "a return completes"): 52,
+    ("elastic/pair", "a return that was turned back is undone"): 12,
     ("elastic/jobs", "a return completes"): 2_048,
     ("elastic/jobs", "a return that was turned back is undone"): 768,
     ("elastic/promises", "a return completes"): 2_304,
