@@ -54,7 +54,8 @@ class RequestRecord:
     """How often claims alone were in its way."""
     told_waits_on: tuple[str, ...] = ()
 
-    def view(self, blocks: tuple[int, ...], computed: int | None) -> RequestView:
+    def view(self, blocks: tuple[int, ...], computed: int | None = None) -> RequestView:
+        """What anybody may see of the request; `computed` where the engine shows it."""
         return RequestView(
             state=self.state,
             outcome=self.outcome,
