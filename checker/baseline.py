@@ -12,6 +12,7 @@ A baseline is a TOML file with one table for each finding:
     script = "docs/findings/never_computed_hit.py"
     reference = "vllm#43569"             # where it was reported, if it was
     allow = false                        # known, but only by wrong use: still a violation
+    goes_on = true                       # the state is sound all the same: judge the run further
 
 A violation is allowed only by a finding of the same rule, package and version whose signature
 matches; everything else stays a violation.
@@ -23,6 +24,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +35,7 @@ from kvclaims.spec.interface import BadOperation, Engine
 from kvclaims.spec.vocabulary import RULES
 
 _NEEDED: Final = ("name", "rule", "package", "versions", "signature", "meaning")
-_OPTIONAL: Final = ("script", "reference", "allow")
+_OPTIONAL: Final = ("script", "reference", "allow", "goes_on")
 
 
 class BaselineError(BadOperation):
@@ -54,6 +56,8 @@ class KnownFinding:
     reference: str = ""
     allow: bool = True
     """Whether a check may pass in spite of it."""
+    goes_on: bool = False
+    """Whether what comes after it can still be judged: nothing but what is told was wrong."""
 
     def covers(self, package: str, version: str, rule: str, text: str) -> bool:
         """Whether a violation of `rule` told as `text` is this finding."""
@@ -86,8 +90,8 @@ class Baseline:
         raise BaselineError(f"no known finding {name!r}")
 
 
-Allowed = Callable[[str, str], str | None]
-"""Rule and text of a violation → the name of the finding that it is, None where it is none."""
+Allowed = Callable[[str, str], KnownFinding | None]
+"""Rule and text of a violation → the finding that it is, None where it is none."""
 
 
 def own_findings(engine: Engine) -> tuple[KnownFinding, ...]:
@@ -105,11 +109,7 @@ def allowing(engine: Engine, findings: Sequence[KnownFinding] | None = None) -> 
         return lambda _rule, _text: None
     version = engine.info().version
 
-    def allowed(rule: str, text: str) -> str | None:
-        finding = known.allows(package, version, rule, text)
-        return None if finding is None else finding.name
-
-    return allowed
+    return partial(known.allows, package, version)
 
 
 def read_baseline(path: Path) -> Baseline:
@@ -139,8 +139,9 @@ def _read(table: Mapping[str, Any], path: Path) -> KnownFinding:
     strange = set(table) - {*_NEEDED, *_OPTIONAL}
     if strange:
         raise BaselineError(f"{where}: unknown field {sorted(strange)[0]}")
-    if type(table.get("allow", True)) is not bool:
-        raise BaselineError(f"{where}: allow is true or false")
+    for flag in ("allow", "goes_on"):
+        if type(table.get(flag, True)) is not bool:
+            raise BaselineError(f"{where}: {flag} is true or false")
     if table["rule"] not in RULES:
         raise BaselineError(f"{where}: unknown rule {table['rule']}")
     try:

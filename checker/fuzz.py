@@ -452,7 +452,13 @@ _POOLS: Final = st.binary(min_size=CODE, max_size=CODE)
 
 def search(session: _Session, seed: int, examples: Path | None = None) -> None:
     """Let hypothesis look for a failure until the session's budget is spent."""
-    kept = DirectoryBasedExampleDatabase(examples) if examples is not None else None
+    kept = None
+    if examples is not None:
+        try:  # hypothesis says nothing where it cannot keep them
+            examples.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadOperation(f"cannot write {examples}: {error.strerror}") from None
+        kept = DirectoryBasedExampleDatabase(examples)
     for batch in count():
         try:
             with _own_storage():

@@ -44,6 +44,9 @@ class Serving:
         self._right: set[tuple[str, int]] = set()
         """Content and block, as it was read last time."""
         self._learned: dict[str, int] = {}
+        self._left_out: dict[tuple[str, int], str] = {}
+        """Content and block that a step made visible for a request, and preempted it then: no
+        step computes it."""
         self._routed: set[str] = set()
         """The resident content that an engine's KV events add up to."""
         self.reads = 0
@@ -114,6 +117,26 @@ class Serving:
 
     # -- memory
 
+    def left_out(self, preempted: frozenset[str], steps: Sequence[PoolStep]) -> None:
+        """Note what became visible for requests that gave way in the same scheduling step."""
+        for step in steps:
+            place = (step.args.get("k", ""), step.args.get("b", 0))
+            if step.action in ("evict", "lose"):
+                self._left_out.pop(place, None)
+            elif step.action == "register" and step.args["r"] in preempted:
+                self._left_out[place] = step.args["r"]
+
+    def _never(self, key: str, block: int) -> Broken | None:
+        """What is wrong with a block because the step that was to write it did not."""
+        request = self._left_out.get((key, block))
+        if request is None:
+            return None
+        return (
+            "B4",
+            f"block {block} is found under content {key}, and the step that was to compute it "
+            f"left request {request} out",
+        )
+
     def memory(self, after: Observation, read: Read) -> Iterator[Broken]:
         """Visible content and the tables of requests read as what they stand for."""
         visible = [place for place in self._shadow.values[pool.entry] if place[1]]
@@ -133,7 +156,7 @@ class Serving:
             if self._holds(key, digests[block]):
                 right.add((key, block))
             else:
-                yield self._wrong(key, block, digests[block])
+                yield self._never(key, block) or self._wrong(key, block, digests[block])
         self._right = right
         yield from self._too_early(unwritten)
         for request, view in tables:
@@ -187,6 +210,9 @@ class Serving:
                 continue  # a hit on what the step under way writes before it reads
             self.reads += 1
             if not self._holds(wanted, digests[block]):
+                if left := self._never(wanted, block):
+                    yield left
+                    return
                 never = digests[block] == 0
                 failed = position in request.failed
                 yield (

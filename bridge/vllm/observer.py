@@ -225,8 +225,9 @@ class PoolObserver:
     # -- telling -----------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        steps, self._steps = self._steps, []
-        touched, self._touched = self._touched, {}
+        steps, touched = self._steps.copy(), self._touched.copy()
+        self._steps.clear()  # the same list and map: who watches a call has them at hand
+        self._touched.clear()
         if not steps:
             return
         facts = {b: self.facts(b, also) for b, also in touched.items()}
@@ -353,20 +354,23 @@ class PoolObserver:
             self._request = outer
 
     def _allocating(self, inner: Wrapper) -> Wrapper:
-        """`allocate_slots`, which comes for every request in every step and mostly does nothing."""
+        """`allocate_slots`, which comes for every request in every step and mostly does nothing:
+        so nothing is looked at twice here."""
+        steps, touched = self._steps, self._touched
 
         def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
-            start = len(self._steps)
-            outer, self._request, self._granted = self._request, request, 0
+            start = len(steps)
+            outer = self._request
+            self._request, self._granted = request, 0
             self._depth += 1
             try:
                 return inner(request, *args, **kwargs)
             finally:
                 self._request = outer
-                if len(self._steps) > start:
+                if len(steps) > start:
                     self._grant(self._alias(request.request_id), start)
                 self._depth -= 1
-                if self._depth == 0 and (self._steps or self._touched):
+                if (steps or touched) and self._depth == 0:
                     self._flush()
 
         return allocate_slots

@@ -53,17 +53,19 @@ class RequestRecord:
     deferrals: int = 0
     """How often claims alone were in its way."""
     told_waits_on: tuple[str, ...] = ()
+    _seen: tuple[Any, ...] = ()
+    _view: RequestView | None = None
 
     def view(self, blocks: tuple[int, ...], computed: int | None) -> RequestView:
-        return RequestView(
-            state=self.state,
-            outcome=self.outcome,
-            blocks=blocks,
-            hit_blocks=self.hit_blocks,
-            shortfall=self.shortfall,
-            blocking_claims=self.blocking_claims,
-            computed=computed,
+        """What an observer sees; the same object as long as it is the same."""
+        seen = (
+            *(self.state, self.outcome, blocks, self.hit_blocks),
+            *(self.shortfall, self.blocking_claims, computed),
         )
+        if seen != self._seen:
+            self._seen, self._view = seen, RequestView(*seen)
+        assert self._view is not None
+        return self._view
 
 
 class RequestLog:

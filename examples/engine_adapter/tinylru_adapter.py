@@ -124,7 +124,10 @@ class TinyRuntime:
 
     def observe(self) -> Observation:
         free = len(self._cache.free)
-        requests = {name: job.record.view(tuple(job.blocks)) for name, job in self._jobs.items()}
+        requests = {
+            name: job.record.view(tuple(job.blocks), computed=None)
+            for name, job in self._jobs.items()
+        }
         resident = dict(self._cache.block_of)
         return Observation(self.config.usable, free, free, {}, requests, resident)
 

@@ -28,7 +28,7 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "gating-your-fork.md").read_text(e
 PATH, FUNCTION = "vllm/v1/core/block_pool.py", "BlockPool.touch"
 
 PROGRAM = Program(
-    PoolConfig(23, 16, 0),
+    PoolConfig(23, 4, 0),
     tuple(
         parse(raw)
         for raw in (
@@ -87,6 +87,13 @@ def test_the_guide_names_the_line(patched: Engine) -> None:
     assert all(f"called by {place}\n" in GUIDE for place in places[1:])
 
 
+def shown_after(command: str) -> list[str]:
+    """The lines that the guide shows of a command, without those that tell of time."""
+    blocks = re.findall(r"```text\n\$ (.*)\n((?:.*\n)*?)```", GUIDE)
+    shown = "".join(output for told, output in blocks if told == command)
+    return [line for line in shown.splitlines() if "a CPU second" not in line and line != "  …"]
+
+
 @pytest.mark.slow
 def test_the_commands_of_the_guide(vllm: Engine, tmp_path: Path) -> None:
     """Each as it stands there, in a home with a fork; only the budget is made shorter."""
@@ -120,6 +127,9 @@ def test_the_commands_of_the_guide(vllm: Engine, tmp_path: Path) -> None:
             timeout=500,
         )
         assert ran.returncode == 1, ran.stdout + ran.stderr
+        printed = ran.stdout.replace(str(tmp_path), "~")
+        for line in shown_after(command):
+            assert line in printed, line
         assert shown in ran.stdout, ran.stdout + ran.stderr
     made = {path.name for path in (tmp_path / "gate").iterdir()}
     assert made >= {"report.html", "junit.xml", "results.sarif", "trace.jsonl", "counterexamples"}

@@ -118,7 +118,7 @@ def test_every_planted_fault_is_caught_by_its_rule(tmp_path: Path) -> None:
 
 @live
 def test_hard_claims_are_kept_by_the_adapter_and_not_without_its_evidence() -> None:
-    profile = profiles.load(str(Path(adapter.__file__).with_name("claims.toml")))
+    profile = profiles.load("sglang-claims")
     hard, _, soft = lower.lower(profile).modes
     assert (hard.lowering, hard.verdict) == (Lowering.POLICY, Verdict.HOLDS)
     assert soft.lowering is Lowering.UNKNOWN

@@ -118,7 +118,14 @@ RESETS = Program(
 )
 """As many blocks are held as are lent: who counts those as free takes the pool for an idle one."""
 
-PROGRAMS = {"resets": RESETS, "moves": MOVES, "drops": DROPS, "crowds": CROWDS, "claims": CLAIMS, "waits": WAITS}
+PROGRAMS = {
+    "resets": RESETS,
+    "moves": MOVES,
+    "drops": DROPS,
+    "crowds": CROWDS,
+    "claims": CLAIMS,
+    "waits": WAITS,
+}
 
 
 def judged(program: Program) -> tuple[Supervisor, list[str]]:

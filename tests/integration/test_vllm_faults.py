@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvclaims.checker import faults
-from kvclaims.checker.baseline import allowing
+from kvclaims.checker.baseline import allowing, own_findings
 from kvclaims.checker.engines import ready
 from kvclaims.checker.fuzz import fuzz
 from kvclaims.checker.replay import replay
@@ -87,3 +87,76 @@ def test_the_known_finding_hides_no_other_of_its_rule() -> None:
         program = Program(TWO_COPIES.config, (*TWO_COPIES.operations, gone))
         found = supervise(engine, oracle_for(engine), program)
     assert [(one.rule, "is not resident" in one.message) for one in found[:1]] == [("B8", True)]
+
+
+LEFT_OUT = Program(
+    PoolConfig(16, 4, 0, token_budget=9, policy="priority"),
+    tuple(
+        parse(item)
+        for item in (
+            {"op": "submit", "request": "r5", "content": [["A", 1]]},
+            {"op": "step"},
+            {"op": "submit", "request": "r7", "content": [["A", 1]]},
+            {"op": "dispatch"},
+            {"op": "submit", "request": "r9", "content": [["A", 1]]},
+            {"op": "submit", "request": "r11", "content": [["A", 1]]},
+            {
+                "op": "submit",
+                "request": "r12",
+                "content": [["A", 3], ["B", 3]],
+                "max_new_tokens": 8,
+                "priority": 2,
+            },
+            {"op": "dispatch"},
+            {"op": "complete"},
+            {"op": "dispatch"},
+            {"op": "abort", "request": "r11"},
+            {"op": "submit", "request": "r13", "content": [["A", 1]]},
+            {"op": "step"},
+            {"op": "dispatch"},
+            {
+                "op": "submit",
+                "request": "r14",
+                "content": [["A", 6], ["B", 3]],
+                "max_new_tokens": 2,
+            },
+            {"op": "step"},
+            {
+                "op": "submit",
+                "request": "r16",
+                "content": [["A", 3]],
+                "max_new_tokens": 2,
+                "admit_reuse": False,
+                "priority": 1,
+            },
+            {"op": "dispatch"},
+            {"op": "lose", "content": [["A", 6], ["B", 3]], "position": 7},
+            {
+                "op": "declare",
+                "claim": "b",
+                "content": [["A", 1], ["B", 1]],
+                "protection": "hard_protected",
+                "n": 2,
+                "duration": 3,
+                "owner": "other",
+                "generation": 3,
+            },
+            {"op": "step", "times": 6},
+        )
+    ),
+)
+"""Found by fuzzing: in its last operation a request is scheduled, its block becomes visible, and it
+gives way in the same step to one of a higher priority."""
+
+
+def test_a_known_finding_that_spoils_the_state_ends_the_run_by_name() -> None:
+    engine, _ = ready("vllm")
+    supervisor = open_supervised(engine, oracle_for(engine), LEFT_OUT.config)
+    for operation in LEFT_OUT.operations:
+        supervisor.do(operation)
+    assert supervisor.findings == []
+    assert supervisor.known_findings["never-computed-hit"] == 1
+    assert not supervisor.is_alive
+    others = allowing(engine, [known for known in own_findings(engine) if known.goes_on])
+    (first, *_) = supervise(engine, oracle_for(engine), LEFT_OUT, others)
+    assert (first.rule, "left request r12 out" in first.message) == ("B4", True)

@@ -157,6 +157,14 @@ def test_what_cannot_be_written_is_said_before_the_work_begins(
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_a_folder_that_cannot_be_made_for_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody may make one in /proc, whatever its bits say."""
+    arguments = ["fuzz", "--engine", "reference", "--steps", "5", "--examples", "/proc/nope"]
+    assert (
+        fails(arguments, capsys) == "kvclaims: cannot write /proc/nope: No such file or directory"
+    )
+
+
 # --- addresses that are none --------------------------------------------------------------
 
 

@@ -61,6 +61,7 @@ def test_what_is_only_documented_is_not_allowed(tmp_path: Path) -> None:
         (FINDING.replace("evict:", "(evict:"), "late-event"),
         (FINDING + "more = 1\n", "unknown field more"),
         (FINDING + "allow = 3\n", "allow"),
+        (FINDING + "goes_on = 3\n", "goes_on"),
         (FINDING + FINDING, "one name"),
         ("[[finding", "baseline.toml"),
     ],
