@@ -60,21 +60,23 @@ class Table:
         return self._indexes[i]
 
     def set(self, place: Place, value: Any) -> None:
-        values = self.values
-        old = values.get(place, 0)
+        old = self.values.get(place, 0)
         if old == value:
             return
         self.total += value - old
         if value:
-            values[place] = value
-            if old:
-                return
-            for i, index in self._indexes.items():
-                index[place[i]].add(place)
-            return
-        del values[place]
+            self.values[place] = value
+        else:
+            del self.values[place]
+        if self._indexes and not (old and value):
+            self._index(place, is_there=bool(value))
+
+    def _index(self, place: Place, is_there: bool) -> None:
         for i, index in self._indexes.items():
             places = index[place[i]]
+            if is_there:
+                places.add(place)
+                continue
             places.discard(place)
             if not places:
                 del index[place[i]]

@@ -77,7 +77,8 @@ class PoolObserver:
         self._alias = alias
         self._listeners: list[Listener] = []
         self._depth = 0
-        self._steps: list[PoolStep] = []
+        self._steps: list[tuple[str, dict[str, Any]]] = []
+        """What is told of the outermost operation so far: actions and their arguments."""
         self._touched: dict[int, Iterable[bytes]] = {}
         self._request: Any = None
         self._pinning = False
@@ -97,7 +98,7 @@ class PoolObserver:
         """Tell one step; its facts follow when the outermost operation ends."""
         if not self._listeners:
             return
-        self._steps.append(PoolStep(action, args))
+        self._steps.append((action, args))
         if self._depth == 0:
             self._flush()
 
@@ -231,9 +232,9 @@ class PoolObserver:
         if not steps:
             return
         facts = {b: self.facts(b, also) for b, also in touched.items()}
-        last = steps[-1]
-        steps[-1] = PoolStep(last.action, last.args, facts, self.queue_length())
-        for step in steps:
+        action, args = steps.pop()
+        last = PoolStep(action, args, facts, self.queue_length())
+        for step in (*(PoolStep(action, args) for action, args in steps), last):
             for listener in self._listeners:
                 listener(step)
 
@@ -377,15 +378,15 @@ class PoolObserver:
 
     def _grant(self, name: str, start: int) -> None:
         """The grant comes first in the machine; its size is known only now."""
-        told = (s.action for s in self._steps[start:] if s.args.get("r") == name)
+        told = (action for action, args in self._steps[start:] if args.get("r") == name)
         if self._granted or sum(_GROWS.get(action, 0) for action in told) > 0:
-            grant = PoolStep("admit", {"r": name, "n": self._granted})
-            self._steps.insert(self._after_drops(start), grant)
+            grant = {"r": name, "n": self._granted}
+            self._steps.insert(self._after_drops(start), ("admit", grant))
 
     def _after_drops(self, start: int) -> int:
         """Where the grant stands: blocks that left a sliding window were let go of before it."""
         at = start
-        while at < len(self._steps) and self._steps[at].action in ("drop", "give_back"):
+        while at < len(self._steps) and self._steps[at][0] in ("drop", "give_back"):
             at += 1
         return at
 
