@@ -143,10 +143,11 @@ def judge(mode: Mode, run: RunProbe) -> ModeVerdict:
 
     if mode.lowers_to in _STRONGER.get(mode.protection, ()):
         shown = run(Probe(engines.REFERENCE, "C1"))
-        return verdict(
-            Lowering.REJECTED,
-            [f"{mode.lowers_to} cannot stand in for {mode.protection}: {shown.says}"],
-        )
+        if shown.verdict is Verdict.HOLDS:
+            return verdict(
+                Lowering.REJECTED,
+                [f"{mode.lowers_to} cannot stand in for {mode.protection}: {shown.says}"],
+            )
     refuted = [(r, run(r.probe)) for r in mode.refuted]
     if reasons := [f"{r.says}: {p.says}" for r, p in refuted if p.verdict is Verdict.HOLDS]:
         return verdict(Lowering.REJECTED, reasons)

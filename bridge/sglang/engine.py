@@ -31,6 +31,9 @@ SET_UP: Final = Path(sys.prefix) / "sglang" / "site-packages"
 SPOKEN: Final = "0.5.2"
 """The version whose interface this adapter speaks; others are refused where theirs differs."""
 
+_KERNELS: Final = "triton"
+"""What SGLang declares its kernels for a GPU with: too old for whoever else might find it."""
+
 _TAKES: Final = ("req_to_token_pool", "token_to_kv_pool_allocator", "page_size")
 
 
@@ -78,13 +81,17 @@ class RadixEngine:
 def _looking_in_path() -> Iterator[None]:
     """Meanwhile the folders of `PATH_VARIABLE`, or else that of the set-up, are looked in too,
     after all others."""
-    before = list(sys.path)
+    before, known = list(sys.path), set(sys.modules)
     folders = os.environ.get(PATH_VARIABLE, "") or str(SET_UP)
     sys.path += filter(None, folders.split(os.pathsep))
     try:
         yield
     finally:
         sys.path[:] = before
+        for name in sys.modules.keys() - known:
+            if name.partition(".")[0] == _KERNELS:
+                del sys.modules[name]  # SGLang has what it took of it; others do without, or
+                # bring their own
 
 
 def _check_interface(info: EngineInfo) -> None:

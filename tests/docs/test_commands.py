@@ -18,6 +18,8 @@ import click
 import pytest
 
 from kvclaims.checker.cli import commands, run
+from kvclaims.checker.engines import ready
+from kvclaims.spec.interface import EngineMissing
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -171,12 +173,22 @@ def test_the_commands_of_the_page_of_systems(command: str) -> None:
     """What is supported holds; what nothing shows is not shown, and none of it is violated."""
     if "vllm" in command or "mechanism" in command:
         pytest.importorskip("vllm" if "vllm" in command else "torch", reason="not installed")
+    if "sglang-claims" in command and not ready_or_none("sglang"):
+        pytest.skip("SGLang is not installed")
     out = io.StringIO()
     code = run(shlex.split(command)[1:], out)
     verdicts = section(command)
     assert code == (3 if all(word == "unknown" for word in verdicts) else 0), out.getvalue()
     for word in verdicts:
         assert word in out.getvalue()
+
+
+def ready_or_none(engine: str) -> bool:
+    try:
+        ready(engine)
+    except EngineMissing:
+        return False
+    return True
 
 
 def section(command: str) -> list[str]:

@@ -5,6 +5,7 @@ Runs where `sglang` can be imported, or where KVCLAIMS_SGLANG_PATH says in which
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -127,6 +128,14 @@ def test_hard_claims_are_kept_by_the_adapter_and_not_without_its_evidence() -> N
         return lower.ProbeResult(Verdict.UNKNOWN, f"{wanted.program} did not run")
 
     assert lower.judge(profile.modes[0], nothing_runs).lowering is Lowering.REJECTED
+
+
+@live
+def test_beside_it_nobody_finds_the_kernels_that_it_brings() -> None:
+    """vLLM fails on a triton this old: in one process both run, whichever comes first."""
+    ENGINE.open(PoolConfig(4, 1), "first").close()
+    assert not [name for name in sys.modules if name.partition(".")[0] == "triton"]
+    assert importlib.util.find_spec("triton") is None
 
 
 # --- what SGLang does ----------------------------------------------------------------------

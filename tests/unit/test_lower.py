@@ -224,6 +224,47 @@ def test_each_verdict_falls_when_a_piece_of_evidence_is_removed(name: str) -> No
                 assert f"nothing shows {obligation}" in verdict.reasons
 
 
+ROWS = [(name, mode) for name in profiles.names() for mode in profiles.load(name).modes]
+"""One row of the page of systems each."""
+
+
+def shown_to_the_full(mode: Mode) -> Mode:
+    """The mode with a run for every obligation that nothing shows, and none against it."""
+    run = Evidence(Way.NEARLY, "so", probe=Probe("reference", "L1"))
+    given = {owed: mode.evidence.get(owed, run) for owed in OWED[mode.protection]}
+    return replace(mode, evidence=given, depth=Depth.PATCH, lowers_to=None, refuted=())
+
+
+@pytest.mark.parametrize(("name", "mode"), ROWS, ids=[f"{n}-{m.protection}" for n, m in ROWS])
+def test_the_verdict_of_each_row_flips_with_what_it_rests_on(name: str, mode: Mode) -> None:
+    """What is supported rests on each piece of its evidence, what is rejected on the run that
+    refutes it, and what is unknown on the lack of evidence."""
+    verdict = lower.judge(mode, holds).lowering
+    match verdict:
+        case Lowering.UNKNOWN:
+            assert OWED[mode.protection] - mode.evidence.keys()
+            assert lower.judge(shown_to_the_full(mode), holds).lowering is Lowering.APPROXIMATE
+        case Lowering.REJECTED:
+            assert mode.refuted or mode.lowers_to
+            assert lower.judge(replace(mode, refuted=()), fails).lowering is Lowering.UNKNOWN
+        case _:
+            for obligation in OWED[mode.protection]:
+                rest = {o: e for o, e in mode.evidence.items() if o is not obligation}
+                less = lower.judge(replace(mode, evidence=rest), holds)
+                assert less.lowering is Lowering.REJECTED
+                assert f"nothing shows {obligation}" in less.reasons
+                honest = replace(mode, evidence=rest, claims=Lowering.UNKNOWN)
+                assert lower.judge(honest, holds).lowering is Lowering.UNKNOWN
+
+
+def test_without_the_run_that_refutes_it_a_weaker_mode_is_only_not_shown() -> None:
+    (hard,) = (m for m in profiles.load("sglang").modes if m.protection is Protection.HARD)
+    assert lower.judge(hard, holds).lowering is Lowering.REJECTED
+    unrun = lower.judge(hard, fails)
+    assert unrun.lowering is Lowering.UNKNOWN
+    assert unrun.reasons[0].startswith("nothing shows")
+
+
 def test_a_probe_that_does_not_hold_shows_nothing() -> None:
     report = lower.lower(profiles.load("vllm-claims"), fails)
     assert {mode.lowering for mode in report.modes} == {Lowering.REJECTED}
