@@ -512,10 +512,10 @@ class PoolObserver:
 
     def _cache_full_blocks(self, inner: Wrapper, *args: Any, **kwargs: Any) -> Any:
         result = inner(*args, **kwargs)
-        given = dict(
-            zip(("request", "blocks", "num_cached_blocks", "num_full_blocks"), args, strict=False)
-        )
-        given.update(kwargs)
+        given = kwargs
+        if args:
+            names = ("request", "blocks", "num_cached_blocks", "num_full_blocks")
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
         request = given["request"]
         first, last = given["num_cached_blocks"], given["num_full_blocks"]
         self.names.learn(request, first, last)
