@@ -1,8 +1,8 @@
 """Fill .venv from the pinned lists in requirements/ (standard library only).
 
 Each part leaves a stamp with the checksum of what it was made from, so that a second run
-starts at once.  The live engine is optional: where no CPU build of vLLM exists the setup goes
-on without it and says so in one line.
+starts at once.  The live engines are optional: where there is no build of one for the CPU the
+setup goes on without it and says so in one line.
 """
 
 from __future__ import annotations
