@@ -4,9 +4,9 @@
 next batch before it is made: decode-only, and the tail of the KV is lent to the pool; a prefill
 in it, and the tail comes home first.  Policy of a return, in this order, bounded by what there is:
 
-1. cached blocks that nobody holds are *dropped*, or *moved* where a hard claim wants them;
-2. blocks of running requests are *moved* to free blocks of the base that nothing is owed;
-3. where the base has no room, the last running request that holds a lent block is preempted;
+1. blocks of running requests are *moved* to free blocks of the base that nothing is owed;
+2. where the base has no room, the last running request that holds a lent block is preempted;
+3. cached blocks that nobody holds are *dropped*, or *moved* where a hard claim wants them;
 4. steps in flight are *waited for*: a return is put off, and meanwhile no prefill is admitted.
 
 Hard claims count on the base alone: they never see a lent block, and nothing is lent while one
@@ -351,10 +351,10 @@ class ElasticController:
 
     def drain(self) -> None:
         self.fence()
+        self._empty_held()  # whoever gives way leaves cached blocks
         for block in self.lent:
             if self._real(block).ref_cnt == 0 and self._keys(block):
                 self._drop_or_move(block)
-        self._empty_held()
         self.placement.scrub(self.lent)
         if self.in_use():
             return  # a step in flight; the wait says so
