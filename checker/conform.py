@@ -7,10 +7,8 @@ compared; every step whose guards do not hold must be refused and change nothing
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -18,6 +16,7 @@ from kvclaims.checker.engines import find
 from kvclaims.checker.finite import Compiled, Instance, State, compile_instance
 from kvclaims.checker.instances import PINNED
 from kvclaims.checker.verdicts import Progress, worst
+from kvclaims.checker.workers import processes
 from kvclaims.spec import claims, pool
 from kvclaims.spec.interface import NotExposed, Stepper
 from kvclaims.spec.language import BOOL, NUMERIC, Sort, Symbol
@@ -134,9 +133,8 @@ def conform(
         raise NotExposed(f"{engine} cannot be driven one step at a time")
     start = time.perf_counter()
     parts = []
-    at_once = (signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker without a word
-    with ProcessPoolExecutor(workers, None, signal.signal, at_once) as processes:
-        for part in processes.map(conform_instance, INSTANCES, [engine] * len(INSTANCES)):
+    with processes(workers, fresh=False) as pool:
+        for part in pool.map(conform_instance, INSTANCES, [engine] * len(INSTANCES)):
             parts.append(part)
             if progress:
                 progress(f"{part.instance}: {part.verdict}, {part.edges:,} steps replayed")

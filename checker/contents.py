@@ -9,10 +9,8 @@ since, is taken from the folder of proofs.
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
-import signal
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any, Final
@@ -22,6 +20,7 @@ from kvclaims.checker.altered import declared, instances_of
 from kvclaims.checker.instances import PINNED
 from kvclaims.checker.proofcache import ProofCache, content_key
 from kvclaims.checker.verdicts import Progress
+from kvclaims.checker.workers import processes
 from kvclaims.spec import language
 from kvclaims.spec.language import Machine, Property
 from kvclaims.spec.vocabulary import Verdict
@@ -169,9 +168,7 @@ def _run(tasks: Sequence[tuple[Machine, tuple[str, ...]]], jobs: int) -> Iterato
         for task in tasks:
             yield from _each(*task)
         return
-    context = multiprocessing.get_context("spawn")
-    at_once = (signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker without a word
-    with ProcessPoolExecutor(jobs, context, signal.signal, at_once) as pool:
+    with processes(jobs) as pool:
         for future in as_completed([pool.submit(_each, *task) for task in tasks]):
             yield from future.result()
 

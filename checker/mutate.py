@@ -8,11 +8,10 @@ to be none with a reason (`equivalents.toml`), or it lives: then a check is miss
 from __future__ import annotations
 
 import json
-import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +22,7 @@ from kvclaims.checker.instances import MACHINES
 from kvclaims.checker.mutants import mutants
 from kvclaims.checker.sensitivity import ONE_MORE, Sensitivity, sensitivity
 from kvclaims.checker.verdicts import Progress
+from kvclaims.checker.workers import processes
 from kvclaims.spec.interface import BadOperation
 from kvclaims.spec.vocabulary import Verdict
 
@@ -210,7 +210,7 @@ def _judge_all(
     done: dict[int, list[Judged]] = {}
     waiting = list(enumerate(tasks))[::-1]
     running: dict[Future[list[Judged]], int] = {}
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+    with processes(jobs) as pool:
         while waiting or running:
             while waiting and len(running) < 2 * jobs and not _is_over(until):
                 number, task = waiting.pop()

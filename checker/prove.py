@@ -8,11 +8,9 @@ not changed since, is taken from a folder of proofs (`checker.proofcache`).
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +34,7 @@ from kvclaims.checker.ranking import ranking_obligations
 from kvclaims.checker.smtlib import Written
 from kvclaims.checker.solvers import Z3, Answer, chosen, solver_version
 from kvclaims.checker.verdicts import Progress, worst
+from kvclaims.checker.workers import processes
 from kvclaims.spec.abstractions import derived
 from kvclaims.spec.interface import BadOperation
 from kvclaims.spec.language import Machine, Property
@@ -312,19 +311,13 @@ def _run(groups: list[_Group], ways: Ways) -> Iterator[list[_Done]]:
             yield from ([done] for done in _each(group, ways))
         return
     hard.sort(key=lambda group: sum(not item.known for item in group.items), reverse=True)
-    # Ctrl-C ends a worker without a word.
-    pool = ProcessPoolExecutor(
-        jobs, multiprocessing.get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_DFL)
-    )
-    try:
+    with processes(jobs) as pool:
         futures = {pool.submit(_work, group, ways): group for group in hard}
         for future in as_completed(futures):
             try:
                 yield future.result()
             except BrokenProcessPool:
                 yield [_ended(futures[future], item, ways) for item in futures[future].items]
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _work(group: _Group, ways: Ways) -> list[_Done]:

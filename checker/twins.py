@@ -9,10 +9,8 @@ machine the guards that couple its parts have twins here; the others have theirs
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -23,6 +21,7 @@ from kvclaims.checker.finite import compile_instance
 from kvclaims.checker.instances import MACHINES
 from kvclaims.checker.slices import SLICES
 from kvclaims.checker.verdicts import Progress
+from kvclaims.checker.workers import processes
 from kvclaims.spec.composed import RUNTIME
 from kvclaims.spec.language import Guard, Machine, MachineError, without_guard
 from kvclaims.spec.vocabulary import Verdict
@@ -165,8 +164,7 @@ def run_twins(progress: Progress | None = None, workers: int = 2) -> TwinReport:
     """Explore every twin, on `workers` processes."""
     start = time.perf_counter()
     done = []
-    at_once = (signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker without a word
-    with ProcessPoolExecutor(workers, None, signal.signal, at_once) as pool:
+    with processes(workers, fresh=False) as pool:
         for found in pool.map(twin, *zip(*guards(), strict=True)):
             done.append(found)
             if progress:
