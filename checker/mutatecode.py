@@ -137,7 +137,7 @@ def by_arbiter(arbiter: Any, situation: Situation) -> Judgement:
     )
 
 
-def answers_as_specified(_: Engine) -> str | None:
+def answers_as_specified(_engine: Engine) -> str | None:
     """The arbiter against the definition of F4, in random situations."""
     arbiter = importlib.import_module(f"{PACKAGE}.{REFERENCE}.arbiter")
     rng = random.Random(SEED)

@@ -69,8 +69,8 @@ class ProofReport:
     def verdict(self) -> Verdict:
         """PROVED only if every obligation was and says something, and no bounded check found
         otherwise; an empty selection is VACUOUS."""
-        beside = [*self.contents, *self.bounded]
-        wrong = (c.verdict for c in beside if c.verdict is not Verdict.HOLDS)
+        beside = [*(c.verdict for c in self.contents), *(check.verdict for check in self.bounded)]
+        wrong = (verdict for verdict in beside if verdict is not Verdict.HOLDS)
         return worst([*(obligation.verdict for obligation in self.obligations), *wrong])
 
     @property
