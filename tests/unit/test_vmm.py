@@ -466,6 +466,33 @@ def test_e5_where_undoing_fails_too_the_next_call_finishes_it(which: str) -> Non
         assert (twin.left_over(), twin.misused) == ((0, 0, 0), 0)
 
 
+@pytest.mark.parametrize("which", MOVES)
+def test_e5_a_move_that_is_interrupted_at_any_call_is_undone_by_the_next(which: str) -> None:
+    """What is no driver's error, such as Ctrl-C, leaves the move where it stands."""
+    prepare, act = MOVES[which]
+    for k in range(1, _calls(act, prepare) + 1):
+        twin = TwinDriver()
+        driver = Failing(twin, lambda _call: False)
+        made = ElasticMemory(driver, shape())
+        BlockPool(made)
+        prepare(made)
+        before, first = at_rest(made), driver.calls
+
+        def interrupted(call: int, at: int = first + k) -> bool:
+            if call == at:
+                raise KeyboardInterrupt
+            return False
+
+        driver.fails = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            act(made)
+        assert act(made)
+        prepare(made) if which == "return" else made.return_()
+        assert at_rest(made) == before
+        made.close()
+        assert (twin.left_over(), twin.misused) == ((0, 0, 0), 0)
+
+
 def test_e5_building_that_fails_at_any_call_gives_everything_back() -> None:
     counting = Failing(TwinDriver(), lambda _call: False)
     ElasticMemory(counting, shape())
