@@ -69,6 +69,11 @@ class Model:
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         return self.layers * layer + embeddings + self.hidden
 
+    def splits(self, devices: int) -> bool:
+        """Whether tensor parallelism can split the heads, or keep a whole KV head on each."""
+        kv = self.kv_heads % devices == 0 or devices % self.kv_heads == 0
+        return self.heads % devices == 0 and kv
+
     def kv_bytes(self, tensor_parallel: int) -> int:
         """KV of one token on one device; heads that cannot be split are kept on each."""
         heads = max(1, self.kv_heads // tensor_parallel)
@@ -99,7 +104,8 @@ class Setting:
     """Time to first token at the small chunk over that at the larger one, if it was measured."""
 
     def __post_init__(self) -> None:
-        sizes = (self.memory_gib, self.utilization, self.overhead_gib, self.slowdown or 1.0)
+        memory, overhead = self.memory_gib * GIB, self.overhead_gib * GIB
+        sizes = (memory, self.utilization, overhead, self.slowdown or 1.0)
         if not all(map(math.isfinite, sizes)):
             raise BadOperation("memory, utilization, overhead and slowdown are finite numbers")
         numbers = (self.memory_gib, self.utilization, self.tensor_parallel, self.chunk)
@@ -111,6 +117,11 @@ class Setting:
             raise BadOperation("the small chunk is larger than the chunk")
         if self.slowdown is not None and self.slowdown <= 0:
             raise BadOperation("a slowdown is a ratio of times, above 0")
+        if not self.model.splits(self.tensor_parallel):
+            raise BadOperation(
+                f"{self.model.heads} heads with {self.model.kv_heads} KV heads cannot be split "
+                f"over {self.tensor_parallel} devices"
+            )
 
 
 @dataclass(frozen=True)
@@ -325,22 +336,33 @@ def read_model(text: str) -> Model:
     if text in PRESETS:
         return PRESETS[text]
     path = Path(text)
-    if path.is_dir():
-        path = path / "config.json"
     try:
+        if path.is_dir():
+            path = path / "config.json"
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         known = ", ".join(PRESETS)
-        raise BadOperation(f"{text}: {error.strerror} (presets: {known})") from None
+        raise BadOperation(f"{text[:200]}: {error.strerror} (presets: {known})") from None
     except UnicodeDecodeError:
         raise BadOperation(f"{path} is no JSON: not UTF-8 text") from None
     except (ValueError, RecursionError) as error:
         raise BadOperation(f"{path} is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise BadOperation(f"{path}: a configuration is a JSON object")
-    if found.get("num_experts") or found.get("num_local_experts"):
-        raise BadOperation(f"{path}: mixtures of experts are not covered, only dense decoders")
+    if outside := _not_covered(found):
+        raise BadOperation(f"{path}: {outside}: this is not covered")
     return _model(path, found)
+
+
+def _not_covered(found: Mapping[str, Any]) -> str | None:
+    """What the configuration has that the estimate knows nothing of, if anything."""
+    if any(found.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
+        return "mixtures of experts, not a dense decoder"
+    window = found.get("sliding_window") and found.get("use_sliding_window", True)
+    kinds = found.get("layer_types") or []
+    if found.get("kv_lora_rank") or window or any(kind != "full_attention" for kind in kinds):
+        return "layers without full attention"
+    return "quantized weights" if found.get("quantization_config") else None
 
 
 def _model(path: Path, found: Mapping[str, Any]) -> Model:
@@ -353,6 +375,14 @@ def _model(path: Path, found: Mapping[str, Any]) -> Model:
         return value
 
     heads, hidden = size("num_attention_heads"), size("hidden_size")
+    kv_heads = size("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise BadOperation(f"{path}: num_key_value_heads divides num_attention_heads")
+    if hidden < heads:
+        raise BadOperation(f"{path}: num_attention_heads is at most hidden_size")
+    tied = found.get("tie_word_embeddings", False)
+    if not isinstance(tied, bool):
+        raise BadOperation(f"{path}: tie_word_embeddings is true or false")
     return Model(
         name=path.parent.name or path.name,
         layers=size("num_hidden_layers"),
@@ -360,7 +390,7 @@ def _model(path: Path, found: Mapping[str, Any]) -> Model:
         intermediate=size("intermediate_size"),
         vocabulary=size("vocab_size"),
         heads=heads,
-        kv_heads=size("num_key_value_heads", heads),
-        head_size=size("head_dim", hidden // heads or 1),
-        tied=bool(found.get("tie_word_embeddings", False)),
+        kv_heads=kv_heads,
+        head_size=size("head_dim", hidden // heads),
+        tied=tied,
     )

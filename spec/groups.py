@@ -299,7 +299,7 @@ ACTIONS: Final = (
         (
             Guard(("B7", "B2", "B5", "P5"), is_at(r, "running"), "the request runs"),
             Guard(
-                ("B11", "B2", "P5"),
+                ("B11", "B2", "B5", "P5"),
                 both(wants(r, k), upto(k) > hit(r)),
                 "it computes the content itself",
             ),

@@ -59,6 +59,11 @@ def name() -> Iterator[str]:
         os.kill(process, signal.SIGKILL)
 
 
+def listens() -> None:
+    """A process in the background of a shell would be deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def started(name: str, command: list[str], least: int, folder: Path) -> subprocess.Popen[bytes]:
     """A family that has grown to so many processes."""
     head = subprocess.Popen(
@@ -67,6 +72,7 @@ def started(name: str, command: list[str], least: int, folder: Path) -> subproce
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd=folder,
+        preexec_fn=listens,  # noqa: PLW1509  (no threads here)
     )
     until = time.monotonic() + 60
     while len(family(name)) < least and time.monotonic() < until:

@@ -51,9 +51,9 @@ def test_the_same_seed_makes_the_same_run() -> None:
 
 
 def test_seconds_are_kept() -> None:
-    report = fuzz(REFERENCE, None, 0.5, 0, lambda _: None)
+    report = fuzz(REFERENCE, None, 3.0, 0, lambda _: None)
     assert report.verdict is Verdict.HOLDS
-    assert 0.5 <= report.seconds < 5
+    assert 3.0 <= report.seconds < 20  # what was begun is brought to its end
 
 
 def test_a_planted_fault_is_found_made_short_and_written(tmp_path: Path) -> None:

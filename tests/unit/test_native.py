@@ -303,8 +303,8 @@ def test_a_checkpoint_belongs_to_one_instance_and_one_way(tmp_path: Path) -> Non
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.npz").write_bytes(b"nothing")
-    for name in ("x.npz", "absent.npz"):
-        with pytest.raises(BadOperation, match="is no checkpoint"):
+    for name, said in (("x.npz", "x.npz is no checkpoint"), ("absent.npz", "no such checkpoint")):
+        with pytest.raises(BadOperation, match=said):
             explore_native(instances.blockclaims(), "S", None, Way(resume=tmp_path / name))
 
 
@@ -340,7 +340,7 @@ def test_the_command_tells_both_counts_and_the_memory() -> None:
         (("--memory", "much"), "memory is given in bytes, such as 500M or 8G, not 'much'"),
         (("--by", "symbolic", "--symmetry"), "--symmetry is no option of --by symbolic"),
         (("--by", "python", "--jobs", "2"), "--jobs is no option of --by python"),
-        (("--resume", "absent.npz"), "absent.npz is no checkpoint"),
+        (("--resume", "absent.npz"), "absent.npz: no such checkpoint"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_exit_2(

@@ -74,6 +74,15 @@ def test_a_configuration_file_is_read(tmp_path: Path) -> None:
     assert replace(read, name="7b") == SEVEN
 
 
+def test_a_window_that_is_not_used_and_layers_of_full_attention_are_covered(
+    tmp_path: Path,
+) -> None:
+    unused = {"sliding_window": 131072, "use_sliding_window": False}
+    full = {"layer_types": ["full_attention"] * 28}
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **unused, **full}))
+    assert replace(read_model(str(tmp_path)), name="7b") == SEVEN
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -83,6 +92,15 @@ def test_a_configuration_file_is_read(tmp_path: Path) -> None:
         (json.dumps({**CONFIG, "vocab_size": True}), "vocab_size"),
         (json.dumps({k: v for k, v in CONFIG.items() if k != "num_hidden_layers"}), "num_hidden"),
         (json.dumps({**CONFIG, "num_experts": 8}), "mixtures"),
+        (json.dumps({**CONFIG, "n_routed_experts": 256}), "mixtures"),
+        (json.dumps({**CONFIG, "kv_lora_rank": 512}), "full attention"),
+        (json.dumps({**CONFIG, "sliding_window": 4096}), "full attention"),
+        (json.dumps({**CONFIG, "layer_types": ["linear_attention"] * 28}), "full attention"),
+        (json.dumps({**CONFIG, "quantization_config": {"bits": 4}}), "quantized"),
+        (json.dumps({**CONFIG, "tie_word_embeddings": "false"}), "tie_word_embeddings"),
+        (json.dumps({**CONFIG, "num_key_value_heads": 5}), "num_key_value_heads"),
+        (json.dumps({**CONFIG, "num_key_value_heads": 64}), "num_key_value_heads"),
+        (json.dumps({**CONFIG, "hidden_size": 8}), "num_attention_heads"),
         ("[" * 100_000, "no JSON"),
     ],
 )
@@ -102,7 +120,12 @@ def test_what_is_no_configuration_is_refused_in_one_line(
     [
         ["--model", "no such file"],
         ["--model", "32b"],
+        ["--model", "x" * 5000],
         ["--model", "7b", "--tensor-parallel", "0"],
+        ["--model", "7b", "--tensor-parallel", "3"],
+        ["--model", "7b", "--tensor-parallel", "7"],
+        ["--model", "7b", "--memory", "1e300"],
+        ["--model", "7b", "--overhead", "1e308"],
         ["--model", "7b", "--utilization", "1.5"],
         ["--model", "7b", "--chunk", "1024"],
         ["--model", "7b", "--memory", "nan"],
@@ -115,6 +138,14 @@ def test_settings_that_make_no_sense_are_one_line_and_exit_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["elastic", "plan", *arguments], io.StringIO()) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("pace", ["nan", "-1", "inf"])
+def test_a_pace_that_is_no_number_of_seconds_is_one_line_and_exit_2(
+    pace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["elastic", "demo", "--pace", pace], io.StringIO()) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
