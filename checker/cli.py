@@ -270,7 +270,7 @@ def _settings(
 
 
 class _Seconds(click.FloatRange):
-    """A positive finite number: `inf` and `nan` are no times."""
+    """A finite number in the range: `inf` and `nan` are no times."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -807,7 +807,7 @@ def bench(chunks: tuple[int, ...], progress: Progress) -> Report:
 
 @elastic.command()
 @click.option(
-    "--pace", type=click.FloatRange(0, 60), default=1.0, show_default=True, help="Seconds a scene."
+    "--pace", type=_Seconds(0, 60), default=1.0, show_default=True, help="Seconds a scene."
 )
 @_checks
 def demo(pace: float, progress: Progress) -> Report:

@@ -360,7 +360,8 @@ def _not_covered(found: Mapping[str, Any]) -> str | None:
         return "mixtures of experts, not a dense decoder"
     window = found.get("sliding_window") and found.get("use_sliding_window", True)
     kinds = found.get("layer_types") or []
-    if found.get("kv_lora_rank") or window or any(kind != "full_attention" for kind in kinds):
+    full = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
+    if found.get("kv_lora_rank") or window or not full:
         return "layers without full attention"
     return "quantized weights" if found.get("quantization_config") else None
 
