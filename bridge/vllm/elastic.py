@@ -30,7 +30,8 @@ from kvclaims.bridge.vllm.placement import Placement
 from kvclaims.bridge.vmm.blocks import StillRead
 from kvclaims.bridge.vmm.driver import DriverError
 from kvclaims.bridge.vmm.memory import ElasticMemory, Mode
-from kvclaims.spec.interface import ClaimAnswer, ClaimSpec, PoolStep
+from kvclaims.spec.interface import BadOperation, ClaimAnswer, ClaimSpec, PoolStep
+from kvclaims.spec.vocabulary import Protection
 
 _TAKES: Final = ("take", "draw", "share")
 _LEAVES: Final = ("drop", "give_back")
@@ -44,7 +45,8 @@ class Policy(StrEnum):
     ELASTIC = "elastic"
     """It is lent while batches only decode."""
     COMMITTED = "committed"
-    """It is KV for good; a prefill that needs more than is left is refused, visibly."""
+    """It is KV for good: a prompt that needs more activations than are left is refused, visibly, a
+    batch is no larger than they allow, and no hard claim is taken."""
 
 
 class ElasticController:
@@ -136,6 +138,8 @@ class ElasticController:
         """What a new hard claim wants and a lent block has is moved to the base at once."""
 
         def declare(spec: ClaimSpec) -> ClaimAnswer:
+            if self.policy is Policy.COMMITTED and spec.protection is Protection.HARD:
+                raise BadOperation("over-committed memory keeps no hard claims")
             self._declined = None
             answer: ClaimAnswer = inner(spec)
             if answer.granted is not None:
@@ -191,12 +195,20 @@ class ElasticController:
             self._home()
         else:
             self._lend()
-        state = self.scheduler._pause_state
-        self.scheduler._pause_state = max(state, self._gate())
+        scheduler = self.scheduler
+        state, budget = scheduler._pause_state, scheduler.max_num_scheduled_tokens
+        scheduler._pause_state = max(state, self._gate())
+        scheduler.max_num_scheduled_tokens = self._budget(budget)
         try:
             yield
         finally:
-            self.scheduler._pause_state = state
+            scheduler._pause_state, scheduler.max_num_scheduled_tokens = state, budget
+
+    def _budget(self, tokens: int) -> int:
+        """Tokens of the next batch: over-committed, no more than there are activations for."""
+        if self.policy is Policy.COMMITTED and self._most_chunk is not None:
+            return min(tokens, self._most_chunk)
+        return tokens
 
     def _gate(self) -> PauseState:
         """What vLLM may schedule: prefills only with the reserve at home (E1)."""

@@ -240,7 +240,9 @@ class ClaimEnforcer(Reactions):
             del self.requests.records[record.request_id]
 
     def _tell_end(self, request: Any, record: RequestRecord, blocks: int) -> None:
-        if request.status == RequestStatus.FINISHED_ABORTED:
+        if request.status == RequestStatus.FINISHED_ERROR:
+            self.requests.aborted(record, blocks)  # the engine gave it up: it was not served
+        elif request.status == RequestStatus.FINISHED_ABORTED:
             self.requests.aborted(record, blocks)
             if self.desk is not None:
                 self.desk.answer(request.request_id)  # there is nobody left to tell

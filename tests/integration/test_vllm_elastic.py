@@ -339,6 +339,46 @@ def test_over_commitment_fails_safely_and_visibly(live: Callable[..., Live]) -> 
     assert run.scheduler.kv_cache_manager.block_pool.num_gpu_blocks == 37
 
 
+def test_an_over_committed_batch_has_its_activations_or_is_not_made(
+    live: Callable[..., Live], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short prompts that arrive together are no more tokens at once than one may be."""
+    run = live(24, 12, "committed", most_chunk=64)
+    batches: list[int] = []
+    schedule = run.scheduler.schedule
+
+    def counted(*args: Any, **more: Any) -> Any:
+        output = schedule(*args, **more)
+        batches.append(sum(output.num_scheduled_tokens.values()))
+        return output
+
+    monkeypatch.setattr(run.scheduler, "schedule", counted)
+    for name in "abcd":
+        run.submit(name, stream(name, 40), 5)
+    run.drain()
+    assert 40 <= max(batches) <= 64
+    assert sum(map(len, run.outputs().values())) == 20
+
+
+def test_who_is_refused_for_lack_of_activations_is_not_told_as_served(
+    live: Callable[..., Live],
+) -> None:
+    run = live(24, 12, "committed", most_chunk=64)
+    run.submit("long", stream("b", 300), 2)
+    run.drain()
+    assert run.runtime.observe().requests["long"].outcome is Outcome.ABORTED
+    assert [e.event for e in run.runtime.events()][-1] == "active_request_aborted"
+
+
+def test_over_committed_memory_promises_nothing(live: Callable[..., Live]) -> None:
+    """What is lent for good is no base to count on, and requests take it block by block."""
+    run = live(24, 12, "committed", most_chunk=64)
+    content = stream("z", 8 * SIZE)
+    with pytest.raises(BadOperation, match="over-committed"):
+        run.runtime.declare(claim("keep", content, 8))
+    assert run.runtime.observe().claims == {}
+
+
 # --- each guard left out is seen --------------------------------------------------------------
 
 
