@@ -7,7 +7,7 @@ shown is unknown; a profile that claims more than that is rejected (arXiv 2606.0
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,6 +39,20 @@ _BY_WAY: Final = {
 }
 """What a mode is worth whose weakest obligation is met in this way, the weakest first."""
 
+_SHOWN_BY: Final[Mapping[Obligation, frozenset[str]]] = {
+    Obligation.IDENTITY: frozenset({"L6", "L7"}),
+    Obligation.ACCEPTANCE: frozenset({"oversubscribed"}),
+    Obligation.PREDICATE: frozenset({"L6", "shared-release"}),
+    Obligation.ORDER: frozenset({"L7"}),
+    Obligation.PROTECTION: frozenset({"L3", "demotable", "lease-read"}),
+    Obligation.REFUSAL: frozenset({"L3", "minimal-blame"}),
+    Obligation.EXPIRY: frozenset({"L5", "lease-read"}),
+    Obligation.RELEASE: frozenset({"L4", "demotable"}),
+    Obligation.RESTORE_FAILURE: frozenset({"load-failed"}),
+}
+"""The litmus programs whose outcome speaks of each obligation: any other run that goes well says
+nothing of it.  No program shows that preferred content goes later than other content."""
+
 _STRONGER: Final = {
     Protection.HARD: {Protection.SOFT, Protection.BEST_EFFORT},
     Protection.SOFT: {Protection.BEST_EFFORT},
@@ -47,6 +61,9 @@ _STRONGER: Final = {
     Protection.OFFLOADABLE: {Protection.BEST_EFFORT},
 }
 """Modes that cannot stand in for each mode: they allow a loss that it forbids."""
+
+_LOST_IN_C1: Final = (Protection.HARD, Protection.DEMOTABLE, Protection.EXPIRING)
+"""Modes that forbid what the run of C1 shows: content that is lost while its claim is in force."""
 
 RunProbe = Callable[[Probe], "ProbeResult"]
 
@@ -128,12 +145,12 @@ def lower(
     for mode in profile.modes:
         if progress:
             progress(f"{profile.id}: {mode.protection}")
-        found.append(judge(mode, run))
+        found.append(judge(mode, run, profile.engine))
     return LowerReport(profile, tuple(found))
 
 
-def judge(mode: Mode, run: RunProbe) -> ModeVerdict:
-    """The verdict on one mode."""
+def judge(mode: Mode, run: RunProbe, engine: str | None = None) -> ModeVerdict:
+    """The verdict on one mode of a runtime that `engine` runs here, if any."""
     anchors = tuple(
         f"{obligation}: {_place(evidence)}" for obligation, evidence in mode.evidence.items()
     )
@@ -141,27 +158,55 @@ def judge(mode: Mode, run: RunProbe) -> ModeVerdict:
     def verdict(lowering: Lowering, reasons: list[str]) -> ModeVerdict:
         return ModeVerdict(mode, lowering, tuple(reasons), anchors)
 
-    if mode.lowers_to in _STRONGER.get(mode.protection, ()):
-        shown = run(Probe(engines.REFERENCE, "C1"))
-        if shown.verdict is Verdict.HOLDS:
-            return verdict(
-                Lowering.REJECTED,
-                [f"{mode.lowers_to} cannot stand in for {mode.protection}: {shown.says}"],
-            )
-    refuted = [(r, run(r.probe)) for r in mode.refuted]
-    if reasons := [f"{r.says}: {p.says}" for r, p in refuted if p.verdict is Verdict.HOLDS]:
+    if reasons := list(_refuted(mode, run)):
         return verdict(Lowering.REJECTED, reasons)
-    if reasons := list(_untrue(mode, run)):
+    if reasons := list(_untrue(mode, run, engine)):
         return verdict(Lowering.REJECTED, reasons)
-    if missing := sorted(OWED[mode.protection] - mode.evidence.keys()):
-        reason = f"nothing shows {', '.join(missing)}"
+    if reasons := list(dict.fromkeys(_not_shown(mode, run))):
         claims_more = _STRENGTH[mode.claims] > 0
-        return verdict(Lowering.REJECTED if claims_more else Lowering.UNKNOWN, [reason])
+        return verdict(Lowering.REJECTED if claims_more else Lowering.UNKNOWN, reasons)
     ways = {mode.evidence[obligation].way for obligation in OWED[mode.protection]}
     return verdict(next(low for way, low in _BY_WAY.items() if way in ways), [])
 
 
-def _untrue(mode: Mode, run: RunProbe) -> Iterator[str]:
+def _refuted(mode: Mode, run: RunProbe) -> Iterator[str]:
+    """The runs that show that the mode is not kept."""
+    if _weaker(mode) and mode.protection in _LOST_IN_C1:
+        shown = run(_C1)
+        if shown.verdict is Verdict.HOLDS:
+            yield f"{mode.lowers_to} cannot stand in for {mode.protection}: {shown.says}"
+            return
+    for refutation in mode.refuted:
+        shown = run(refutation.probe)
+        if shown.verdict is Verdict.HOLDS:
+            yield f"{refutation.says}: {shown.says}"
+
+
+_C1: Final = Probe(engines.REFERENCE, "C1")
+
+
+def _weaker(mode: Mode) -> bool:
+    return mode.lowers_to in _STRONGER.get(mode.protection, ())
+
+
+def _not_shown(mode: Mode, run: RunProbe) -> Iterator[str]:
+    """What the mode would need and nothing shows: fail-closed, also where a run that might
+    refute it says nothing."""
+    if missing := sorted(OWED[mode.protection] - mode.evidence.keys()):
+        yield f"nothing shows {', '.join(missing)}"
+    stand_in = mode.lowers_to not in (None, mode.protection)
+    if stand_in and mode.protection not in _STRONGER.get(mode.lowers_to or mode.protection, ()):
+        yield f"nothing shows that {mode.lowers_to} can stand in for {mode.protection}"
+    for probe_ in (evidence.probe for evidence in mode.evidence.values()):
+        if probe_ and (result := run(probe_)).verdict is not Verdict.HOLDS:
+            yield result.says
+    for refutation in mode.refuted:
+        result = run(refutation.probe)
+        if result.verdict is not Verdict.VIOLATED:
+            yield f"it may be refuted: {result.says}"
+
+
+def _untrue(mode: Mode, run: RunProbe, engine: str | None) -> Iterator[str]:
     """What is wrong with the evidence that is given, obligation by obligation."""
     for obligation, evidence in mode.evidence.items():
         if DEPTH_OF[evidence.way] > mode.depth:
@@ -172,11 +217,21 @@ def _untrue(mode: Mode, run: RunProbe) -> Iterator[str]:
         elif evidence.anchor is None:
             yield f"{obligation}: no anchor"
         elif evidence.probe is not None:
-            result = run(evidence.probe)
-            if result.verdict is not Verdict.HOLDS:
-                yield f"{obligation}: {result.says}"
+            yield from _untrue_probe(obligation, evidence.probe, run, engine)
         elif evidence.trace is not None:
             yield from _untrue_trace(obligation, evidence)
+
+
+def _untrue_probe(
+    obligation: Obligation, wanted: Probe, run: RunProbe, engine: str | None
+) -> Iterator[str]:
+    """A run that cannot be done here is not untrue: it has shown nothing."""
+    if wanted.engine != engine:
+        yield f"{obligation}: a run on {wanted.engine} says nothing of {engine or 'this runtime'}"
+    elif wanted.program not in _SHOWN_BY.get(obligation, ()):
+        yield f"{obligation}: litmus {wanted.program} does not show it"
+    elif (result := run(wanted)).verdict is Verdict.VIOLATED:
+        yield f"{obligation}: {result.says}"
 
 
 def _untrue_trace(obligation: Obligation, evidence: Evidence) -> Iterator[str]:

@@ -3,6 +3,7 @@
 A profile is TOML:
 
     id = "name"            title = "…"            version = "the runtime's version"
+    engine = "vllm"                     # the engine that is run here, where one is: its probes
 
     [[mode]]
     protection = "soft_priority"        depth = "policy"           # deepest adapter used
@@ -95,6 +96,8 @@ class Profile:
     title: str
     version: str
     modes: tuple[Mode, ...]
+    engine: str | None = None
+    """The engine whose runs speak of this runtime; None where it is not run here."""
 
 
 _FOLDER: Final = files("kvclaims.checker") / "profiles"
@@ -124,15 +127,16 @@ def _read(source: Traversable, folder: Traversable) -> Profile:
         raise BadOperation(f"{source.name}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise BadOperation(f"{source.name}: not TOML: not UTF-8 text") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
         raise BadOperation(f"{source.name}: not TOML: {error}") from None
     reader = _Reader(source.name, folder)
-    top = reader.table(raw, "profile", {"id", "title", "version", "mode"})
+    top = reader.table(raw, "profile", {"id", "title", "version", "mode"}, frozenset({"engine"}))
     name, title, version = (reader.text(top, key, "profile") for key in ("id", "title", "version"))
     modes = top["mode"]
     if not isinstance(modes, list) or not modes:
         raise reader.wrong("needs at least one [[mode]]")
-    return Profile(name, title, version, tuple(reader.mode(mode) for mode in modes))
+    engine = reader.text(top, "engine", "profile") if "engine" in top else None
+    return Profile(name, title, version, tuple(reader.mode(mode) for mode in modes), engine)
 
 
 class _Reader:
@@ -156,6 +160,12 @@ class _Reader:
             raise self.wrong(f"{place} has unknown {', '.join(sorted(odd))}")
         return raw
 
+    def tables(self, raw: Mapping[str, Any], key: str) -> list[object]:
+        entries = raw.get(key, [])
+        if not isinstance(entries, list):
+            raise self.wrong(f"{key} must be a list of tables")
+        return entries
+
     def text(self, raw: Mapping[str, Any], key: str, place: str) -> str:
         if not isinstance(raw[key], str) or not raw[key].strip():
             raise self.wrong(f"{key} of {place} must be a text")
@@ -173,7 +183,7 @@ class _Reader:
         table = self.table(raw, "a mode", {"protection", "depth", "claims"}, optional)
         protection = self.word(Protection, table["protection"], "protection")
         depths = {depth.name.lower(): depth for depth in Depth}
-        if table["depth"] not in depths:
+        if not isinstance(table["depth"], str) or table["depth"] not in depths:
             raise self.wrong(f"depth {table['depth']!r} is none of {', '.join(depths)}")
         weaker = table.get("lowers_to")
         return Mode(
@@ -189,7 +199,7 @@ class _Reader:
                 ).items()
             },
             self.word(Protection, weaker, "lowers_to") if weaker is not None else None,
-            tuple(self.refutation(entry, protection) for entry in table.get("refuted", [])),
+            tuple(self.refutation(entry, protection) for entry in self.tables(table, "refuted")),
         )
 
     def evidence(self, raw: object, place: str) -> Evidence:

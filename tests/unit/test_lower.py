@@ -12,8 +12,8 @@ import pytest
 
 from kvclaims.checker import lower, profiles
 from kvclaims.checker.lower import ProbeResult
-from kvclaims.checker.obligations import shown_by
-from kvclaims.checker.profiles import Evidence, Mode, Probe, Profile
+from kvclaims.checker.obligations import read_lines, shown_by
+from kvclaims.checker.profiles import Document, Evidence, Mode, Probe, Profile, Refutation
 from kvclaims.spec.interface import BadOperation
 from kvclaims.spec.lowering import OWED, Depth, Lowering, Obligation, Way
 from kvclaims.spec.vocabulary import Protection, Verdict
@@ -31,7 +31,7 @@ def fails(probe: Probe) -> ProbeResult:
 
 def good_trace() -> Trace:
     """A connector that offloads two claims, restores one and fails the other's restore."""
-    moved = {"tier": "host", "object_id": "o-1", "cache_identity": "model/16"}
+    moved = {"tier": "host", "object_id": "o-1", "cache_identity": "model/16", "token_map": [0, 64]}
     other = {**moved, "object_id": "o-2"}
     events: Trace = [
         {"event": "resident_claim_submitted", "claim_id": "a", "predicate": {"n": 4}},
@@ -170,6 +170,96 @@ def test_a_bad_lowering_is_rejected_for_its_own_reason(tmp_path: Path, name: str
     assert report.verdict is Verdict.VIOLATED
 
 
+def again(trace: Trace, **fields: Any) -> Trace:
+    """Claim a goes to the tier a second time and comes back with these fields."""
+    moved = {"claim_id": "a", "tier": "host", "object_id": "o-1", "cache_identity": "model/16"}
+    more: Trace = [
+        {"event": "resident_claim_offloaded", **moved, "token_map": [0, 64]},
+        {"event": "resident_claim_restore_required", "claim_id": "a"},
+        {"event": "resident_claim_restored", **moved, "token_map": [0, 64], **fields},
+    ]
+    return [*trace, *({"seq": len(trace) + i, **event} for i, event in enumerate(more))]
+
+
+BROKEN: dict[str, tuple[Callable[[Trace], Trace], Obligation, str]] = {
+    "the second restore is a recompute": (
+        lambda t: again(t, source="recompute"),
+        Obligation.RESTORE,
+        "a was recomputed, and that was called a restore",
+    ),
+    "offloaded again and never restored": (
+        lambda t: again(t)[:-1],
+        Obligation.RESTORE,
+        "a was offloaded and never restored",
+    ),
+    "materialized though refused": (
+        lambda t: [
+            {**e, "event": "resident_claim_refused"}
+            if e["event"] == "resident_claim_accepted" and e["claim_id"] == "a"
+            else e
+            for e in t
+        ],
+        Obligation.ACCEPTANCE,
+        "a materialized though it was not accepted",
+    ),
+    "materialized with less than it asks for": (
+        lambda t: changed(t, "resident_claim_materialized", leading=3),
+        Obligation.PREDICATE,
+        "a materialized though its predicate is not met",
+    ),
+    "claims named by numbers": (
+        lambda t: [{**e, "claim_id": 5} for e in t],
+        Obligation.IDENTITY,
+        "line 1: 5 is no id of a claim",
+    ),
+    "a claim's event without its name": (
+        lambda t: [{k: v for k, v in t[0].items() if k != "claim_id"}, *t[1:]],
+        Obligation.IDENTITY,
+        "line 1: resident_claim_submitted names no claim",
+    ),
+    "an event that is no word": (
+        lambda t: [*t, {"seq": len(t), "event": ["x"], "claim_id": "a"}],
+        Obligation.RESTORE_FAILURE,
+        f"line {len(good_trace()) + 1} names no event",
+    ),
+    "another map of tokens": (
+        lambda t: changed(t, "resident_claim_restored", token_map=[0, 32]),
+        Obligation.CACHE_IDENTITY,
+        "token_map of a changes on the way",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_trace_that_breaks_its_word_shows_nothing(name: str) -> None:
+    spoil, obligation, reason = BROKEN[name]
+    shown = shown_by(spoil(good_trace()))[obligation]
+    assert (shown.holds, shown.reason) == (False, reason)
+
+
+def test_a_claim_may_go_and_come_back_more_than_once() -> None:
+    assert shown_by(again(good_trace()))[Obligation.RESTORE].holds
+
+
+def test_the_order_after_a_failure_is_that_of_the_lines() -> None:
+    numbered = [{**event, "seq": str(event["seq"])} for event in good_trace()]
+    assert shown_by(numbered)[Obligation.RESTORE_FAILURE].holds
+    assert not shown_by(numbered)[Obligation.ORDER].holds
+
+
+@pytest.mark.parametrize("text", ['{"seq": ' + "9" * 5000 + "}", "[" * 100_000, "[]", "\xff"])
+def test_a_trace_that_cannot_be_read_is_one_clear_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(BadOperation, match=r"trace\.jsonl: not a trace of JSON lines"):
+        read_lines(path)
+
+
+def test_a_trace_whose_name_is_no_name_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(BadOperation, match="not a trace of JSON lines"):
+        read_lines(tmp_path / "a\0b")
+
+
 def test_only_the_obligation_that_is_broken_is_blamed() -> None:
     spoil, obligation, _ = BAD["recompute passed as restore"]
     broken = {o for o, shown in shown_by(spoil(good_trace())).items() if not shown.holds}
@@ -217,7 +307,7 @@ def test_each_verdict_falls_when_a_piece_of_evidence_is_removed(name: str) -> No
     for mode in profiles.load(name).modes:
         for obligation in OWED[mode.protection] & mode.evidence.keys():
             rest = {o: e for o, e in mode.evidence.items() if o is not obligation}
-            verdict = lower.judge(replace(mode, evidence=rest), holds)
+            verdict = lower.judge(replace(mode, evidence=rest), holds, ENGINES[name])
             assert verdict.lowering in (Lowering.REJECTED, Lowering.UNKNOWN)
             if mode.claims not in (Lowering.REJECTED, Lowering.UNKNOWN):
                 assert verdict.lowering is Lowering.REJECTED
@@ -225,13 +315,14 @@ def test_each_verdict_falls_when_a_piece_of_evidence_is_removed(name: str) -> No
 
 
 ROWS = [(name, mode) for name in profiles.names() for mode in profiles.load(name).modes]
+ENGINES = {name: profiles.load(name).engine for name in profiles.names()}
 """One row of the page of systems each."""
 
 
 def shown_to_the_full(mode: Mode) -> Mode:
-    """The mode with a run for every obligation that nothing shows, and none against it."""
-    run = Evidence(Way.NEARLY, "so", probe=Probe("reference", "L1"))
-    given = {owed: mode.evidence.get(owed, run) for owed in OWED[mode.protection]}
+    """The mode with a document for every obligation that nothing shows, and none against it."""
+    read = Evidence(Way.NEARLY, "so", document=Document("so", "1", "there"))
+    given = {owed: mode.evidence.get(owed, read) for owed in OWED[mode.protection]}
     return replace(mode, evidence=given, depth=Depth.PATCH, lowers_to=None, refuted=())
 
 
@@ -239,22 +330,27 @@ def shown_to_the_full(mode: Mode) -> Mode:
 def test_the_verdict_of_each_row_flips_with_what_it_rests_on(name: str, mode: Mode) -> None:
     """What is supported rests on each piece of its evidence, what is rejected on the run that
     refutes it, and what is unknown on the lack of evidence."""
-    verdict = lower.judge(mode, holds).lowering
+    engine = ENGINES[name]
+    verdict = lower.judge(mode, holds, engine).lowering
     match verdict:
         case Lowering.UNKNOWN:
             assert OWED[mode.protection] - mode.evidence.keys()
-            assert lower.judge(shown_to_the_full(mode), holds).lowering is Lowering.APPROXIMATE
+            assert (
+                lower.judge(shown_to_the_full(mode), holds, engine).lowering is Lowering.APPROXIMATE
+            )
         case Lowering.REJECTED:
             assert mode.refuted or mode.lowers_to
-            assert lower.judge(replace(mode, refuted=()), fails).lowering is Lowering.UNKNOWN
+            assert (
+                lower.judge(replace(mode, refuted=()), fails, engine).lowering is Lowering.UNKNOWN
+            )
         case _:
             for obligation in OWED[mode.protection]:
                 rest = {o: e for o, e in mode.evidence.items() if o is not obligation}
-                less = lower.judge(replace(mode, evidence=rest), holds)
+                less = lower.judge(replace(mode, evidence=rest), holds, engine)
                 assert less.lowering is Lowering.REJECTED
                 assert f"nothing shows {obligation}" in less.reasons
                 honest = replace(mode, evidence=rest, claims=Lowering.UNKNOWN)
-                assert lower.judge(honest, holds).lowering is Lowering.UNKNOWN
+                assert lower.judge(honest, holds, engine).lowering is Lowering.UNKNOWN
 
 
 def test_without_the_run_that_refutes_it_a_weaker_mode_is_only_not_shown() -> None:
@@ -292,7 +388,7 @@ def test_evidence_without_an_anchor_is_rejected() -> None:
 
 
 def test_evidence_of_a_deeper_adapter_than_the_mode_has_is_rejected() -> None:
-    mode = mode_with(Way.STEERED, Depth.TELEMETRY, probe=Probe("reference", "L1"))
+    mode = mode_with(Way.STEERED, Depth.TELEMETRY, probe=Probe("reference", "L6"))
     verdict = lower.judge(mode, holds)
     assert verdict.lowering is Lowering.REJECTED
     assert (
@@ -312,8 +408,76 @@ def test_evidence_of_a_deeper_adapter_than_the_mode_has_is_rejected() -> None:
     ],
 )
 def test_the_verdict_is_that_of_the_weakest_way(way: Way, lowering: Lowering) -> None:
-    mode = mode_with(way, Depth.PATCH, probe=Probe("reference", "L1"))
-    assert lower.judge(mode, holds).lowering is lowering
+    mode = mode_with(way, Depth.PATCH, probe=Probe("reference", "L6"))
+    assert lower.judge(mode, holds, "reference").lowering is lowering
+
+
+def test_a_run_that_goes_well_shows_only_what_it_speaks_of() -> None:
+    mode = mode_with(Way.JOINED, Depth.TELEMETRY, probe=Probe("reference", "L1"))
+    verdict = lower.judge(mode, holds, "reference")
+    assert verdict.lowering is Lowering.REJECTED
+    assert "claim_identity: litmus L1 does not show it" in verdict.reasons
+
+
+@pytest.mark.parametrize(("engine", "of"), [("vllm", "vllm"), (None, "this runtime")])
+def test_a_run_on_another_engine_says_nothing(engine: str | None, of: str) -> None:
+    mode = mode_with(Way.JOINED, Depth.TELEMETRY, probe=Probe("reference", "L6"))
+    verdict = lower.judge(mode, holds, engine)
+    assert verdict.lowering is Lowering.REJECTED
+    assert f"claim_identity: a run on reference says nothing of {of}" in verdict.reasons
+
+
+def cannot_run(probe: Probe) -> ProbeResult:
+    return ProbeResult(Verdict.UNKNOWN, f"{probe.program} cannot run here")
+
+
+def test_a_run_that_cannot_be_done_here_has_shown_nothing() -> None:
+    mode = mode_with(Way.JOINED, Depth.TELEMETRY, probe=Probe("reference", "L6"))
+    assert lower.judge(mode, cannot_run, "reference").lowering is Lowering.REJECTED
+    honest = replace(mode, claims=Lowering.UNKNOWN)
+    verdict = lower.judge(honest, cannot_run, "reference")
+    assert (verdict.lowering, verdict.reasons) == (Lowering.UNKNOWN, ("L6 cannot run here",))
+
+
+def hard_by_documents(**change: Any) -> Mode:
+    read = Evidence(Way.STEERED, "so", document=Document("so", "1", "there"))
+    evidence = dict.fromkeys(OWED[Protection.HARD], read)
+    return replace(Mode(Protection.HARD, Depth.POLICY, Lowering.POLICY, evidence), **change)
+
+
+@pytest.mark.parametrize("weaker", [Protection.SOFT, Protection.EXPIRING, Protection.DEMOTABLE])
+def test_a_mode_that_stands_in_for_another_is_never_taken_on_trust(weaker: Protection) -> None:
+    assert lower.judge(hard_by_documents(), cannot_run).lowering is Lowering.POLICY
+    verdict = lower.judge(hard_by_documents(lowers_to=weaker), cannot_run)
+    assert verdict.lowering is Lowering.REJECTED
+    assert f"nothing shows that {weaker} can stand in for hard_protected" in verdict.reasons
+
+
+def test_a_run_that_might_refute_and_cannot_be_done_leaves_nothing_shown() -> None:
+    against = Refutation(Probe("vllm", "L1"), "it evicts")
+    verdict = lower.judge(hard_by_documents(refuted=(against,)), cannot_run)
+    assert verdict.reasons == ("it may be refuted: L1 cannot run here",)
+    assert lower.judge(hard_by_documents(refuted=(against,)), fails).lowering is Lowering.POLICY
+
+
+def test_best_effort_for_soft_priority_is_not_refuted_by_a_run_of_something_else() -> None:
+    read = Evidence(Way.STEERED, "so", document=Document("so", "1", "there"))
+    soft = Mode(
+        Protection.SOFT,
+        Depth.POLICY,
+        Lowering.UNKNOWN,
+        dict.fromkeys(OWED[Protection.SOFT], read),
+        lowers_to=Protection.BEST_EFFORT,
+    )
+    verdict = lower.judge(soft, holds)
+    assert verdict.lowering is Lowering.UNKNOWN
+    assert verdict.reasons == ("nothing shows that best_effort can stand in for soft_priority",)
+
+
+def test_that_soft_content_goes_later_is_claimed_of_no_engine_that_runs_here() -> None:
+    """With 30 blocks of a soft claim and 30 of nobody's, it is the claim's that go."""
+    (soft,) = (m for m in profiles.load("vllm-claims").modes if m.protection is Protection.SOFT)
+    assert lower.judge(soft, holds, "vllm").reasons == ("nothing shows eviction_order",)
 
 
 @pytest.mark.parametrize(
@@ -338,6 +502,18 @@ def test_the_verdict_is_that_of_the_weakest_way(way: Way, lowering: Lowering) ->
             "unknown magic",
         ),
         ("[[", "x.toml: "),
+        ("id = " + "9" * 5000, "x.toml: not TOML: Exceeds the limit"),
+        ("id = " + "[" * 5000, "x.toml: not TOML: maximum recursion depth"),
+        (
+            "id = 'x'\ntitle = 'x'\nversion = '1'\n[[mode]]\nprotection = 'best_effort'\n"
+            "depth = ['none']\nclaims = 'native'",
+            "depth \\['none'\\] is none of none",
+        ),
+        (
+            "id = 'x'\ntitle = 'x'\nversion = '1'\n[[mode]]\nprotection = 'best_effort'\n"
+            "depth = 'none'\nclaims = 'native'\nrefuted = 5",
+            "refuted must be a list of tables",
+        ),
     ],
 )
 def test_a_profile_that_makes_no_sense_is_one_clear_line(
