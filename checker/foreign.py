@@ -4,7 +4,8 @@ Three dialects are read from JSON lines (or one JSON array): vLLM's event batche
 ZMQ, Dynamo's router events, and TensorRT-LLM's cache events.  Each becomes the same few steps
 (stored, removed, cleared) over a set of resident hashes; a stream is judged by what it says itself:
 numbers that skip, repeat or run back (T1), a removal of what is not resident, a block stored below
-a parent that is not, a hash removed while a copy of it remained (B8).
+a parent that is not, a hash removed while a copy of it remained (B8).  Of a block that may have
+come in a part of the stream that is not there, nothing is said.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TextIO
 
 from kvclaims.checker.verdicts import Violation, counted
 from kvclaims.spec.telemetry import TraceError
@@ -61,8 +62,9 @@ def _vllm_step(event: Any, source: str) -> Step:
         names = _VLLM_FIELDS.get(kind, ())
         event = {"type": kind, **dict(zip(names, values, strict=False))}
     place = f"{source}, {event.get('medium') or 'GPU'}"
-    if (group := event.get("group_idx")) is not None:
-        place += f", group {group}"
+    for name in ("group_idx", "locality", "ownership"):
+        if (value := event.get(name)) is not None:
+            place += f", {name.removesuffix('_idx')} {value}"
     match event["type"]:
         case "BlockStored":
             parent = event.get("parent_block_hash")
@@ -82,25 +84,31 @@ _VLLM_FIELDS: Final = {
         "block_size",
         "lora_id",
         "medium",
+        "lora_name",
+        "extra_keys",
+        "group_idx",
     ),
-    "BlockRemoved": ("block_hashes", "medium"),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
 }
 
 
 def _dynamo(raw: Raw) -> Batch:
     """`{"worker_id", "event": {"event_id", "data": {"stored" | "removed": …} or "cleared"}}`."""
-    source = f"worker {raw['worker_id']}"
     event = raw["event"]
+    rank = event.get("dp_rank")
+    source = f"worker {raw['worker_id']}" + (f" rank {rank}" if rank else "")
+    tier = raw.get("storage_tier")
+    place = f"{source}, {tier}" if tier else source
     data = event["data"]
     if data == "cleared" or (isinstance(data, dict) and "cleared" in data):
         step = Step("cleared", source)
     elif "stored" in data:
         stored = data["stored"]
-        hashes = _hashes(block["block_hash"] for block in stored["blocks"])
-        step = Step("stored", source, hashes, _hash(stored.get("parent_hash")))
+        hashes = _hashes([block["block_hash"] for block in stored["blocks"]])
+        step = Step("stored", place, hashes, _hash(stored.get("parent_hash")))
     else:
-        step = Step("removed", source, _hashes(data["removed"]["block_hashes"]))
+        step = Step("removed", place, _hashes(data["removed"]["block_hashes"]))
     return Batch(_whole(event["event_id"]), source, (step,))
 
 
@@ -111,7 +119,7 @@ def _tensorrt(raw: Raw) -> Batch:
     place = f"{source}, window {raw.get('window_size') or 'full'}"
     match data["type"]:
         case "stored":
-            hashes = _hashes(block["block_hash"] for block in data["blocks"])
+            hashes = _hashes([block["block_hash"] for block in data["blocks"]])
             steps: tuple[Step, ...] = (
                 Step("stored", place, hashes, _hash(data.get("parent_hash"))),
             )
@@ -138,10 +146,15 @@ def _whole(value: Any) -> int:
 
 
 def _hash(value: Any) -> str | None:
-    return None if value is None else str(value)
+    return None if value is None else _hashes([value])[0]
 
 
-def _hashes(values: Iterable[Any]) -> tuple[str, ...]:
+def _hashes(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list):
+        raise TraceError(f"hashes are a list, not {values!r}")
+    for value in values:
+        if type(value) not in (int, str):
+            raise TraceError(f"a hash is a whole number or a text, not {value!r}")
     return tuple(str(value) for value in values)
 
 
@@ -157,10 +170,8 @@ def dialect_of(first: Any) -> str | None:
 def recognises(path: Path) -> bool:
     """Whether the file holds events of another engine, by its first line."""
     try:
-        with path.open(encoding="utf-8") as file:
-            start = file.read(1 << 16).lstrip().lstrip("[").lstrip()
-        first, _ = json.JSONDecoder().raw_decode(start)
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError):
+        _, first = next(_values(path), (0, None))
+    except (OSError, TraceError):
         return False
     return dialect_of(first) is not None
 
@@ -190,21 +201,34 @@ def read(path: Path) -> tuple[str, Iterator[Batch]]:
 
 def _values(path: Path) -> Iterator[tuple[int, Any]]:
     """JSON lines one by one, or the entries of one array."""
-    with path.open(encoding="utf-8") as file:
-        whole = file.read(1).strip() == "["
-        file.seek(0)
-        if whole:
-            try:
-                yield from enumerate(json.load(file), 1)
-            except (ValueError, RecursionError):
-                raise TraceError(f"{path.name}: not a JSON array") from None
-            return
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    yield number, json.loads(line)
-                except (ValueError, RecursionError):
-                    raise TraceError(f"{path.name}: line {number}: not JSON") from None
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            first = next((line for line in file if line.strip()), "")
+            file.seek(0)
+            if first.lstrip().startswith("["):
+                yield from enumerate(_entries(file, path), 1)
+                return
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, _entry(line, number, path)
+    except UnicodeDecodeError:
+        raise TraceError(f"{path.name}: not UTF-8 text") from None
+
+
+def _entries(file: TextIO, path: Path) -> list[Any]:
+    try:
+        return list(json.load(file))
+    except UnicodeDecodeError:
+        raise
+    except (ValueError, RecursionError):
+        raise TraceError(f"{path.name}: not a JSON array") from None
+
+
+def _entry(line: str, number: int, path: Path) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        raise TraceError(f"{path.name}: line {number}: not JSON") from None
 
 
 # --- judging -----------------------------------------------------------------------------
@@ -219,11 +243,19 @@ class Replay:
     """Hashes that were stored again while resident: a second copy, as far as events tell."""
     removed_early: dict[str, set[str]] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
+    sent: dict[str, dict[int, tuple[Step, ...]]] = field(default_factory=dict)
+    """What each source sent under each number."""
+    broken: set[str] = field(default_factory=set)
+    """Sources that may have stored and removed what this stream does not tell: it began in the
+    middle, or numbers are missing, and nothing was cleared since."""
     events: int = 0
+    unjudged: int = 0
+    """Blocks that may have come in what a stream does not tell."""
     violations: list[Violation] = field(default_factory=list)
 
     def take(self, batch: Batch) -> None:
-        self._number(batch)
+        if not self._number(batch):
+            return
         for step in batch.steps:
             self.events += 1
             match step.kind:
@@ -234,21 +266,42 @@ class Replay:
                 case "cleared":
                     self._cleared(step)
 
-    def _number(self, batch: Batch) -> None:
-        last = self.last.get(batch.source)
-        if last is not None and batch.number != last + 1:
-            if batch.number == last:
-                says = f"{batch.source} sends number {last} twice"
-            elif batch.number < last:
-                says = f"{batch.source} goes back from number {last} to {batch.number}"
-            else:
-                says = f"{batch.source} skips numbers {last + 1} to {batch.number - 1}"
-            self._broken("T1", says, batch)
-        self.last[batch.source] = batch.number
+    def _number(self, batch: Batch) -> bool:
+        """Judge the number; False where the batch was only sent again."""
+        source, number = batch.source, batch.number
+        last = self.last.get(source)
+        sent = self.sent.setdefault(source, {})
+        again = number in sent
+        if again and sent[number] == batch.steps:
+            self._broken("T1", f"{source} sends number {number} twice", batch)
+            return False
+        if last is None:
+            if number != 0:
+                self._gap(source)
+        elif number <= last:
+            self._broken("T1", f"{source} goes back from number {last} to {number}", batch)
+            self._gap(source)
+            if again:
+                # The same number for something else: it began to count anew.
+                sent.clear()
+                self.last[source] = number
+        elif number > last + 1:
+            self._broken("T1", f"{source} skips numbers {last + 1} to {number - 1}", batch)
+            self._gap(source)
+        sent[number] = batch.steps
+        self.last[source] = max(number, self.last.get(source, number))
+        return True
+
+    def _gap(self, source: str) -> None:
+        """What came before may no longer be so."""
+        self.broken.add(source)
+        for known in (self.twice, self.removed_early):
+            for place in _places(known, source):
+                known[place] = set()
 
     def _stored(self, step: Step, batch: Batch) -> None:
         resident = self.resident.setdefault(step.place, set())
-        if step.parent is not None and step.parent not in resident:
+        if step.parent is not None and step.parent not in resident and self._judged(batch):
             early = step.parent in self.removed_early.get(step.place, ())
             why = "which was removed while a copy remained" if early else "which is not resident"
             self._broken("B8", f"{step.place}: stored below {step.parent}, {why}", batch)
@@ -263,6 +316,8 @@ class Replay:
         early = self.removed_early.setdefault(step.place, set())
         for one in step.hashes:
             if one not in resident:
+                if not self._judged(batch):
+                    continue
                 why = "removed before, while a copy remained" if one in early else "not resident"
                 self._broken("B8", f"{step.place}: removes {one}, {why}", batch)
                 early.discard(one)
@@ -273,12 +328,22 @@ class Replay:
                 early.add(one)
 
     def _cleared(self, step: Step) -> None:
+        self.broken.discard(step.place)
         for known in (self.resident, self.twice, self.removed_early):
-            for place in [p for p in known if p == step.place or p.startswith(f"{step.place}, ")]:
+            for place in _places(known, step.place):
                 known[place] = set()
+
+    def _judged(self, batch: Batch) -> bool:
+        """Whether what is not resident here cannot have come in a part that is not there."""
+        self.unjudged += batch.source in self.broken
+        return batch.source not in self.broken
 
     def _broken(self, rule: str, message: str, batch: Batch) -> None:
         self.violations.append(Violation(rule, message, run_id=batch.source, seq=batch.number))
+
+
+def _places(known: Iterable[str], source: str) -> list[str]:
+    return [place for place in known if place == source or place.startswith(f"{source}, ")]
 
 
 @dataclass(frozen=True)
@@ -307,6 +372,7 @@ class ForeignReport:
                     "file": run.path,
                     "dialect": run.dialect,
                     "events": run.replay.events,
+                    "unjudged": run.replay.unjudged,
                     "resident": {place: len(h) for place, h in run.replay.resident.items()},
                     "violations": [v.to_json() for v in run.replay.violations],
                 }
@@ -324,6 +390,9 @@ class ForeignReport:
             )
             for violation in run.replay.violations:
                 yield f"  VIOLATED {violation}"
+            if run.replay.unjudged:
+                unjudged = counted(run.replay.unjudged, "block")
+                yield f"  {unjudged} may have come in what this stream does not tell: not judged"
         yield f"{self.verdict}: judged by B8 and T1; what no event tells was not judged"
 
 

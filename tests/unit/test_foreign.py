@@ -108,6 +108,62 @@ def test_numbers_that_run_back_are_t1(tmp_path: Path, dialect: Any) -> None:
     ]
 
 
+def test_a_late_number_does_not_make_its_successor_late(tmp_path: Path, dialect: Any) -> None:
+    lines = dialect([("stored", [n], None) for n in range(4)])
+    found = messages(judged(tmp_path, [lines[0], lines[2], lines[1], lines[3]]))
+    assert [message.split(" ", 2)[2] for _, message in found] == [
+        "skips numbers 1 to 1",
+        "goes back from number 2 to 1",
+    ]
+
+
+def test_what_is_sent_twice_happened_once(tmp_path: Path, dialect: Any) -> None:
+    """The second sending neither makes a copy nor removes what is gone."""
+    lines = dialect(
+        [("stored", [1], None), ("removed", [1], None), ("stored", [1], None), ("stored", [2], 1)]
+    )
+    found = messages(judged(tmp_path, [line for line in lines for _ in range(2)]))
+    assert [rule for rule, _ in found] == ["T1"] * 4
+
+
+def test_an_engine_that_counts_anew_is_told_once(tmp_path: Path, dialect: Any) -> None:
+    lines = dialect([("stored", [1], None), ("stored", [2], 1)])
+    other = dialect([("stored", [3], None), ("stored", [4], 3)])
+    ((rule, message),) = messages(judged(tmp_path, [*lines, *other]))
+    assert rule == "T1"
+    assert message.endswith("goes back from number 1 to 0")
+
+
+@pytest.mark.parametrize("gap", [True, False])
+def test_what_may_have_come_in_a_part_that_is_missing_is_not_judged(
+    tmp_path: Path, dialect: Any, gap: bool
+) -> None:
+    lines = dialect(
+        [
+            ("stored", [1], None),
+            ("stored", [2], 1),
+            ("stored", [3], 2),
+            ("removed", [2], None),
+            ("removed", [9], None),
+        ]
+    )
+    del lines[1 if gap else 0]
+    if not gap:
+        del lines[0]
+    report = judged(tmp_path, lines)
+    assert [rule for rule, _ in messages(report)] == ["T1"] * gap
+    assert report.runs[0].replay.unjudged == 3
+    assert any("3 blocks may have come in what this stream" in line for line in report.lines())
+
+
+def test_after_a_clear_all_is_judged_again(tmp_path: Path) -> None:
+    lines = vllm([("removed", [1], None), ("cleared", [], None), ("removed", [1], None)])
+    late = [{**line, "seq": line["seq"] + 57} for line in lines]
+    ((rule, message),) = messages(judged(tmp_path, late))
+    assert rule == "B8"
+    assert message.endswith("removes 1, not resident")
+
+
 def test_removing_what_is_not_resident_is_b8(tmp_path: Path, dialect: Any) -> None:
     ((rule, message),) = messages(
         judged(tmp_path, dialect([("stored", [1], None), ("removed", [9], None)]))
@@ -171,6 +227,31 @@ def test_the_wire_form_of_vllm_is_read_too(tmp_path: Path) -> None:
     assert messages(judged(tmp_path, lines)) == [("B8", "rank 0, GPU: removes 3, not resident")]
 
 
+def test_groups_are_told_apart_in_the_wire_form_too(tmp_path: Path) -> None:
+    stored = [["BlockStored", [1], None, [], 16, None, "GPU", None, None, g] for g in (0, 1)]
+    removed = [["BlockRemoved", [1], "GPU", g] for g in (0, 1)]
+    lines = [{"seq": 0, "events": [*stored, *removed]}]
+    assert judged(tmp_path, lines).verdict is Verdict.HOLDS
+
+
+@pytest.mark.parametrize("field", ["locality", "ownership"])
+def test_copies_that_lie_elsewhere_are_told_apart(tmp_path: Path, field: str) -> None:
+    lines = vllm([("stored", [1], None), ("stored", [1], None), ("removed", [1], None)])
+    lines[1]["events"][0][field] = "elsewhere"
+    lines.append({**lines[2], "seq": 3, "events": [{**lines[2]["events"][0], field: "elsewhere"}]})
+    assert judged(tmp_path, lines).verdict is Verdict.HOLDS
+
+
+def test_ranks_and_tiers_of_a_worker_are_told_apart(tmp_path: Path) -> None:
+    (line,) = dynamo([("stored", [1], None)])
+    other = {"worker_id": 7, "event": {**line["event"], "dp_rank": 1}}
+    host = {**line, "event": {**line["event"], "event_id": 1}, "storage_tier": "host_pinned"}
+    report = judged(tmp_path, [line, other, host])
+    assert report.verdict is Verdict.HOLDS
+    places = list(report.runs[0].replay.resident)
+    assert places == ["worker 7", "worker 7 rank 1", "worker 7, host_pinned"]
+
+
 def test_workers_count_by_themselves(tmp_path: Path) -> None:
     one = dynamo([("stored", [1], None), ("stored", [2], 1)])
     other = [{**line, "worker_id": 8} for line in one]
@@ -189,6 +270,17 @@ def test_a_stream_without_events_is_vacuous(tmp_path: Path) -> None:
         ({"seq": 1, "events": [{"type": "Odd"}]}, "line 2: unknown event 'Odd'"),
         ({"seq": 1, "events": [{"type": "BlockStored"}]}, "line 2: not a vLLM KV event"),
         ([], "line 2: not a vLLM KV event"),
+        (
+            {"seq": 1, "events": [{"type": "BlockRemoved", "block_hashes": "abc"}]},
+            "line 2: hashes are a list, not 'abc'",
+        ),
+        *(
+            (
+                {"seq": 1, "events": [{"type": "BlockRemoved", "block_hashes": [odd]}]},
+                "line 2: a hash is a whole number or a text, not ",
+            )
+            for odd in (None, True, 1.5, [1])
+        ),
     ],
 )
 def test_a_line_that_makes_no_sense_is_named(tmp_path: Path, line: Any, message: str) -> None:
@@ -204,3 +296,47 @@ def test_the_command_line_tells_foreign_streams_by_their_first_line(tmp_path: Pa
     found = json.loads(out.getvalue())
     assert found["verdict"] == "VIOLATED"
     assert found["runs"][0]["dialect"] == "TensorRT-LLM KV cache events"
+
+
+def audited(path: Path, text: bytes) -> tuple[int, str]:
+    path.write_bytes(text)
+    out = StringIO()
+    return cli.run(["audit", str(path)], out), out.getvalue()
+
+
+FIRST = json.dumps(vllm([("stored", [1], None)])[0]).encode()
+
+
+def test_a_first_line_of_any_length_is_recognised(tmp_path: Path) -> None:
+    (line,) = vllm([("stored", [1], None)])
+    line["events"][0]["token_ids"] = list(range(30_000))
+    code, out = audited(tmp_path / "long.jsonl", json.dumps(line).encode())
+    assert code == 0
+    assert "vLLM KV events: 1 event" in out
+
+
+@pytest.mark.parametrize("text", [b"\xef\xbb\xbf" + FIRST, b"\n  [" + FIRST + b"]", b"\n" + FIRST])
+def test_a_mark_or_a_blank_line_in_front_changes_nothing(tmp_path: Path, text: bytes) -> None:
+    assert audited(tmp_path / "front.json", text)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"", "an empty trace"),
+        (b"[]", "line 1: not a JSON object"),
+        (b"[" + FIRST, "not JSON"),
+        (FIRST + b"\n" + FIRST[:-4], "line 2: not JSON"),
+        (FIRST + b"\n" + b'{"seq": ' + b"9" * 5000 + b"}", "line 2: not JSON"),
+        (FIRST + b"\n" + b"[" * 100_000, "line 2: not JSON"),
+        ((FIRST + b"\n") * 3000 + b"\xff\n", "not UTF-8 text"),
+        (b"[" + FIRST + b', "\xff"]', "not UTF-8 text"),
+    ],
+)
+def test_what_cannot_be_read_is_one_clear_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: bytes, says: str
+) -> None:
+    code, out = audited(tmp_path / "bad.json", text)
+    error = capsys.readouterr().err
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert says in error
