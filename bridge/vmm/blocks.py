@@ -166,17 +166,24 @@ class BlockPool:
                 self.empty(block)
 
     def move(self, old: int) -> int:
-        """Give the holder of a lent block one of the base with the same content."""
+        """Give the holder of a lent block one of the base with the same content.
+
+        Where `copy` or `moved` raises, the holder keeps the block that it has.
+        """
         free = [b for b in self.base if b in self.free]
         if not free or self._copy is None or len(self.free) <= self._owed():
             raise StillHeld(f"block {old} is held, and the base has no room for it")
         new = min(free, key=lambda b: (b in self.hashed, b))
         self._wait_for({old})
         self.take(new)
-        self._copy(old, new)
+        try:
+            self._copy(old, new)
+            self._moved(old, new)
+        except BaseException:
+            self.leave(new)  # else nobody's block would be held for good
+            raise
         if old in self.hashed:
             self.keep(new)
-        self._moved(old, new)
         self.empty(old)
         return new
 

@@ -343,6 +343,33 @@ def test_e4_a_return_that_has_no_room_goes_on_when_it_has() -> None:
     assert made.mode is Mode.HOME
 
 
+@pytest.mark.parametrize("part", ["copy", "moved"])
+def test_b9_a_move_that_fails_leaves_the_holder_its_block_and_takes_no_other(part: str) -> None:
+    """The user's own `copy` or `moved` raises: nothing is held that nobody holds."""
+    failing = [True]
+
+    def fails(_old: int, _new: int) -> None:
+        if failing:
+            raise OSError(part)
+
+    def works(_old: int, _new: int) -> None: ...
+
+    judge = ElasticMonitor(shape())
+    made = ElasticMemory(TwinDriver(), shape(), tell=judge)
+    pool = BlockPool(made, fails if part == "copy" else works, fails if part == "moved" else works)
+    made.lend()
+    (block,) = pool.allocate(1)
+    pool.keep(block)
+    with pytest.raises(OSError, match=part):
+        made.return_()
+    assert (pool.held, pool.hashed, pool.free) == ({block}, {block}, set(pool.base))
+    failing.clear()
+    assert made.return_()
+    assert pool.held == pool.hashed == {1}
+    assert judge.violations == []
+    made.close()
+
+
 def test_b5_a_return_waits_for_readers_in_flight() -> None:
     made = memory()
     pool = BlockPool(made, lambda _old, _new: None, patience=20)
