@@ -11,12 +11,15 @@ and each that is taken is told to `tell`.  Who uses the lent blocks is known to 
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import FrameType
 from typing import Any, Final, Protocol
 
 from kvclaims.bridge.vmm.driver import Driver, DriverError
@@ -137,6 +140,23 @@ class Costs:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
+@contextmanager
+def _together() -> Iterator[None]:
+    """Ctrl-C comes afterwards: what a driver has done and the note of it are not torn apart."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(*came[0])
+
+
 KV: Final = "kv"
 ACT: Final = "act"
 _OTHER: Final = {KV: ACT, ACT: KV}
@@ -150,7 +170,8 @@ _UNMAPPING: Final = {
 class ElasticMemory:
     """Memory of all layers on one driver.  Built with the reserve at the activations.
 
-    Raises `DriverError` if the driver refuses a call, and has then given everything back.
+    Raises `DriverError` if the driver refuses a call, and has then given everything back, as it has
+    where it is interrupted.
     """
 
     def __init__(self, driver: Driver, shape: Shape, tell: Tell | None = None) -> None:
@@ -168,8 +189,9 @@ class ElasticMemory:
         self._sides: dict[str, list[Side]] = {KV: [], ACT: []}
         self._activations = 0
         try:
-            self._build()
-        except DriverError as error:
+            with _together():
+                self._build()
+        except BaseException as error:
             self._give_up(error)
             raise
 
@@ -253,13 +275,15 @@ class ElasticMemory:
         for side in (KV, ACT):
             for layer in range(len(self._sides[side])):
                 place = self.side(side, layer)
-                if place.mapped:
-                    self._call("unmap", place.address, self.shape.lent_bytes)
-                    place.mapped = place.open = False
+                with _together():
+                    if place.mapped:
+                        self._call("unmap", place.address, self.shape.lent_bytes)
+                        place.mapped = place.open = False
         while self._undo:
             call, args = self._undo[-1]
-            self._call(call, *args)
-            self._undo.pop()
+            with _together():
+                self._call(call, *args)
+                self._undo.pop()
 
     # -- single steps, as the machine has them ---------------------------------------------------
 
@@ -295,26 +319,29 @@ class ElasticMemory:
         place = self.side(side, layer)
         self._require(self.mode in _UNMAPPING[side], "E4", "that side is out of use")
         self._require(place.mapped, "E5", "it is mapped in this layer")
-        self._call("unmap", place.address, self.shape.lent_bytes)
-        place.mapped = place.open = False
-        self._tell(f"unmap_{side}", {"x": layer})
+        with _together():
+            self._call("unmap", place.address, self.shape.lent_bytes)
+            place.mapped = place.open = False
+            self._tell(f"unmap_{side}", {"x": layer})
 
     def map(self, side: str, layer: int) -> None:
         """The memory of a layer is mapped on that side."""
         place = self.side(side, layer)
         self._require(not self.side(_OTHER[side], layer).mapped, "E4", "not mapped otherwise")
         self._require(not place.mapped, "E5", "it is not mapped yet")
-        self._call("map", place.address, self.shape.lent_bytes, self._handles[layer])
-        place.mapped = True
-        self._tell(f"map_{side}", {"x": layer})
+        with _together():
+            self._call("map", place.address, self.shape.lent_bytes, self._handles[layer])
+            place.mapped = True
+            self._tell(f"map_{side}", {"x": layer})
 
     def open(self, side: str, layer: int) -> None:
         """Access to the memory of a layer is set on that side."""
         place = self.side(side, layer)
         self._require(place.mapped, "E5", "it is mapped on that side")
-        self._call("open", place.address, self.shape.lent_bytes)
-        place.open = True
-        self._tell(f"open_{side}", {"x": layer})
+        with _together():
+            self._call("open", place.address, self.shape.lent_bytes)
+            place.open = True
+            self._tell(f"open_{side}", {"x": layer})
 
     def need(self) -> None:
         """A prefill comes to need the reserve: nothing is lent until it has started."""
@@ -455,7 +482,7 @@ class ElasticMemory:
         self._undo.append(("release", (handle,)))
         return handle
 
-    def _give_up(self, error: DriverError) -> None:
+    def _give_up(self, error: BaseException) -> None:
         try:
             self.close()
         except DriverError as again:

@@ -520,6 +520,42 @@ def test_e5_a_move_that_is_interrupted_at_any_call_is_undone_by_the_next(which: 
         assert (twin.left_over(), twin.misused) == ((0, 0, 0), 0)
 
 
+def _interrupted(driver: Failing, at: int) -> Callable[..., Any]:
+    """The driver's calls; Ctrl-C comes when number `at` has done its part."""
+    real = driver._call
+
+    def call(name: str, *args: int) -> Any:
+        result = real(name, *args)
+        if driver.calls == at:
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    return call
+
+
+@pytest.mark.parametrize("which", MOVES)
+def test_e5_an_interrupt_that_arrives_while_a_call_is_made_tears_nothing_apart(which: str) -> None:
+    """Else the memory would say of a layer what is no longer so."""
+    prepare, act = MOVES[which]
+    for k in range(1, _calls(act, prepare) + 1):
+        twin = TwinDriver()
+        driver = Failing(twin, lambda _call: False)
+        made = ElasticMemory(driver, shape())
+        BlockPool(made)
+        prepare(made)
+        before, at = at_rest(made), driver.calls + k
+
+        driver._call = _interrupted(driver, at)  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            act(made)
+        assert act(made)
+        prepare(made) if which == "return" else made.return_()
+        assert at_rest(made) == before
+        made.close()
+        assert (twin.left_over(), twin.misused) == ((0, 0, 0), 0)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_e5_building_that_fails_at_any_call_gives_everything_back() -> None:
     counting = Failing(TwinDriver(), lambda _call: False)
     ElasticMemory(counting, shape())
@@ -528,6 +564,27 @@ def test_e5_building_that_fails_at_any_call_gives_everything_back() -> None:
         twin = TwinDriver()
         with pytest.raises(DriverError):
             ElasticMemory(Failing(twin, lambda call, at=k: call == at), shape())  # type: ignore[misc]
+        assert (twin.left_over(), twin.misused) == ((0, 0, 0), 0)
+
+
+def test_building_and_closing_that_are_interrupted_leave_nothing_behind() -> None:
+    for k in range(1, 1 + 7 * LAYERS + 1):
+        twin = TwinDriver()
+        driver = Failing(twin, lambda _call: False)
+        driver._call = _interrupted(driver, k)  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            ElasticMemory(driver, shape())
+        assert (twin.left_over(), twin.misused) == ((0, 0, 0), 0)
+    number = _calls(lambda m: m.close(), lambda m: m.lend())
+    for k in range(1, number + 1):
+        twin = TwinDriver()
+        driver = Failing(twin, lambda _call: False)
+        made = ElasticMemory(driver, shape())
+        made.lend()
+        driver._call = _interrupted(driver, driver.calls + k)  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            made.close()
+        made.close()
         assert (twin.left_over(), twin.misused) == ((0, 0, 0), 0)
 
 
