@@ -32,11 +32,12 @@ def table(reports: Sequence[BenchReport]) -> str:
         firsts = [r.first_token_ms for r in rows if r.first_token_ms is not None]
         first = f"{statistics.median(firsts):.0f}" if firsts else "all refused"
         decode = statistics.median(r.decode_ms for r in rows)
-        toggle = statistics.median(r.toggle_ms for r in rows)
+        toggle = f"{statistics.median(r.toggle_ms for r in rows):.1f}" if row.toggles else ""
+        sizes = [f"{blocks * 32:,}" for blocks in (row.base_blocks, row.most_blocks)]
+        kv = " to ".join(dict.fromkeys(sizes))
         lines.append(
-            f"| {row.policy} | {row.chunk} | {row.base_blocks * 32:,} to "
-            f"{row.most_blocks * 32:,} | {first} | {decode:.1f} | {row.toggles} | {toggle:.2f} | "
-            f"{row.preempted} | {row.refused} |"
+            f"| {row.policy} | {row.chunk} | {kv} | {first} | {decode:.1f} | {row.toggles} | "
+            f"{toggle} | {row.preempted} | {row.refused} |"
         )
     return "\n".join(lines)
 

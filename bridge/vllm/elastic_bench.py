@@ -57,6 +57,7 @@ class Load:
 class Measured:
     """One way of using the memory.  Times in milliseconds of this process's CPU.
 
+    The KV has `base_blocks` at the least and `most_blocks` at the most, once it has begun.
     `first_token` is the median over the long prompts, `decode` the median step without a prefill.
     """
 
@@ -98,8 +99,19 @@ class BenchReport:
     def verdict(self) -> Verdict:
         if not any(row.toggles for row in self.rows):
             return Verdict.VACUOUS
-        safe = all(row.same_tokens and not row.violations for row in self.rows)
-        return Verdict.HOLDS if safe else Verdict.VIOLATED
+        return Verdict.VIOLATED if any(self._wrong()) else Verdict.HOLDS
+
+    def _wrong(self) -> Iterator[str]:
+        """What was not safe, a line each."""
+        asked = self.load.decodes + self.load.longs
+        for row in self.rows:
+            name = f"{row.policy}, chunk {row.chunk}"
+            if lost := asked - row.served - row.refused:
+                yield f"{name}: {lost} of {asked} requests neither served nor refused"
+            if not row.same_tokens:
+                yield f"{name}: other tokens than before"
+            for violation in row.violations[:1]:
+                yield f"{name}: {violation.rule}: {violation.message}"
 
     @property
     def best(self) -> Measured:
@@ -121,6 +133,7 @@ class BenchReport:
 
     def lines(self) -> Iterator[str]:
         yield from map(str, self.rows)
+        yield from self._wrong()
         best = self.best
         yield (
             f"{self.verdict}: tokens the same in every row; shortest time to first token with "
@@ -140,6 +153,8 @@ def bench(progress: Progress, chunks: tuple[int, ...], load: Load | None = None)
     sizes = sorted(set(chunks))
     if len(sizes) < 2 or sizes[0] < _SIZE:
         raise BadOperation(f"give at least two chunks of {_SIZE} tokens or more")
+    for chunk in sizes:
+        _base_blocks(chunk, load)
     setup.quieten(setup.WHOLE)
     import torch
 
@@ -166,6 +181,16 @@ def reserve_blocks(chunk: int) -> int:
     return -(-chunk * _ACTIVATIONS // (_KV_BYTES * _SIZE))
 
 
+def _base_blocks(chunk: int, load: Load) -> int:
+    """Blocks beside the reserve of a chunk; `BadOperation` where no long prompt fits them."""
+    base = load.blocks - reserve_blocks(chunk)
+    if base * _SIZE < load.long + _SIZE:
+        raise BadOperation(
+            f"chunk {chunk} leaves {max(0, base)} blocks, too few for a prompt of the load"
+        )
+    return base
+
+
 def _measure(
     policy: str, chunk: int, small: int, load: Load, tokens: dict[str, tuple[int, ...]]
 ) -> Measured:
@@ -173,9 +198,7 @@ def _measure(
     from kvclaims.bridge.vllm.elastic_engine import open_elastic
 
     lent = max(1, reserve_blocks(chunk) - reserve_blocks(small))
-    base = load.blocks - reserve_blocks(chunk)
-    if base * _SIZE < load.long + _SIZE:
-        raise BadOperation(f"chunk {chunk} leaves {base} blocks, too few for a prompt of the load")
+    base = _base_blocks(chunk, load)
     judge = ElasticMonitor(Shape.fit(2, _KV_BYTES // 2 * _SIZE, base, lent, 4096))
     runtime, controller = open_elastic(
         PoolConfig(base, _SIZE), lent, judge, policy=Policy(policy), most_chunk=small
@@ -191,7 +214,7 @@ def _measure(
         return Measured(
             policy=policy,
             chunk=chunk,
-            base_blocks=base,
+            base_blocks=base + lent if policy == "committed" else base,
             most_blocks=base if policy == "static" else base + lent,
             first_token_ms=1e3 * statistics.median(run.first) if run.first else None,
             decode_ms=1e3 * statistics.median(run.decode),

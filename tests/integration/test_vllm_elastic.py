@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from vllm_world import NEEDS_VLLM
 
 from kvclaims.bridge.vmm import DriverError, Failing, Mode, Refused, Shape, TwinDriver
 from kvclaims.bridge.vmm.judge import ElasticMonitor
+from kvclaims.checker.verdicts import Violation
 from kvclaims.spec.interface import (
     BadOperation,
     ClaimSpec,
@@ -20,7 +23,7 @@ from kvclaims.spec.interface import (
     PredicateKind,
     RequestSpec,
 )
-from kvclaims.spec.vocabulary import Decision, Outcome, Phase
+from kvclaims.spec.vocabulary import Decision, Outcome, Phase, Verdict
 
 pytestmark = NEEDS_VLLM
 
@@ -377,6 +380,54 @@ def test_over_committed_memory_promises_nothing(live: Callable[..., Live]) -> No
     with pytest.raises(BadOperation, match="over-committed"):
         run.runtime.declare(claim("keep", content, 8))
     assert run.runtime.observe().claims == {}
+
+
+# --- the experiment ---------------------------------------------------------------------------
+
+
+def measured(**more: Any) -> Any:
+    """A row of `elastic bench` as it should be for a load of 2 short prompts and 1 long one."""
+    from kvclaims.bridge.vllm.elastic_bench import Measured
+
+    row = Measured("elastic", 512, 160, 184, 50.0, 3.0, 1.0, 4, 2.0, 0, 0, refused=0, served=3)
+    return dataclasses.replace(row, **more)
+
+
+def test_the_experiment_holds_only_where_everyone_was_served_or_refused() -> None:
+    from kvclaims.bridge.vllm.elastic_bench import BenchReport, Load
+
+    load = Load(decodes=2, longs=1)
+
+    def report(**more: Any) -> BenchReport:
+        return BenchReport(load, (measured(**more),), "vLLM")
+
+    assert report().verdict is Verdict.HOLDS
+    assert report(served=2, refused=1).verdict is Verdict.HOLDS
+    assert report(toggles=0).verdict is Verdict.VACUOUS
+    found = (Violation("E1", "not so: no prefill step runs", "lend()"),)
+    for broken, words in (
+        ({"served": 2}, "elastic, chunk 512: 1 of 3 requests neither served nor refused"),
+        ({"same_tokens": False}, "elastic, chunk 512: other tokens than before"),
+        ({"violations": found}, "elastic, chunk 512: E1: not so: no prefill step runs"),
+    ):
+        assert report(**broken).verdict is Verdict.VIOLATED
+        assert any(words in line for line in report(**broken).lines()), words
+
+
+def test_a_chunk_that_leaves_no_room_is_refused_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kvclaims.bridge.vllm import elastic_bench
+    from kvclaims.checker.cli import run
+
+    def measure(*_: Any) -> Any:
+        raise AssertionError("measured before the sizes were looked at")
+
+    monkeypatch.setattr(elastic_bench, "_measure", measure)
+    assert run(["elastic", "bench", "--chunk", "64", "--chunk", "4096"], io.StringIO()) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "chunk 4096 leaves 0 blocks" in said
 
 
 # --- each guard left out is seen --------------------------------------------------------------
