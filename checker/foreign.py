@@ -339,7 +339,15 @@ class Replay:
         return batch.source not in self.broken
 
     def _broken(self, rule: str, message: str, batch: Batch) -> None:
-        self.violations.append(Violation(rule, message, run_id=batch.source, seq=batch.number))
+        said = Violation(
+            rule, _printable(message), run_id=_printable(batch.source), seq=batch.number
+        )
+        self.violations.append(said)
+
+
+def _printable(text: str) -> str:
+    """JSON can name halves of characters, which no output can carry."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _places(known: Iterable[str], source: str) -> list[str]:

@@ -99,8 +99,20 @@ class MechanismReport:
     served: str
 
     @property
+    def undeclared(self) -> bool:
+        """It depends on what its declaration does not name: a query that another reader does not
+        have, or parts that carry blocks beyond their own."""
+        against = {item.name for item in self.evidence if not item.shows}
+        own = self.declaration
+        query = "query" in against and "query" not in own.identity
+        return query or ("leans" in against and not own.leans)
+
+    @property
     def measured(self) -> Fidelity | None:
-        """The strongest class whose evidence is all there and speaks for it; None if none."""
+        """The strongest class whose evidence is all there and speaks for it; None if none, or
+        where it depends on what it does not declare."""
+        if self.undeclared:
+            return None
         shown = {item.name for item in self.evidence if item.shows}
         for fidelity in STRONGEST_FIRST:
             if shown.issuperset(NEEDED[fidelity]):
@@ -108,14 +120,20 @@ class MechanismReport:
         return None
 
     @property
+    def rests_on(self) -> tuple[str, ...]:
+        """The evidence without which nothing is said of the declaration."""
+        own = self.declaration
+        return (*NEEDED[own.fidelity], "query", *(("leans",) if own.leans else ()))
+
+    @property
     def lowering(self) -> Lowering:
         """The verdict on the declared class: rejected where evidence speaks against it, unknown
         where some is missing, approximate where what is served differs from what was computed."""
         found = {item.name: item.shows for item in self.evidence}
         needed = NEEDED[self.declaration.fidelity]
-        if any(found.get(name) is False for name in needed):
+        if self.undeclared or any(found.get(name) is False for name in needed):
             return Lowering.REJECTED
-        if any(name not in found for name in needed):
+        if any(name not in found for name in self.rests_on):
             return Lowering.UNKNOWN
         exact = found.get("bits") or (found.get("whole") and found.get("same output"))
         return Lowering.NATIVE if exact else Lowering.APPROXIMATE
@@ -159,7 +177,7 @@ class MechanismReport:
             f"{self.measured or 'nothing'}: {self.lowering}"
         )
         for item in self.evidence:
-            mark = "needed" if item.name in NEEDED[own.fidelity] else ""
+            mark = "needed" if item.name in self.rests_on else ""
             yield f"  {'yes' if item.shows else 'no ':4}{item.name:12}{mark:8}{item.says}"
         granted = [ask.asked for ask in self.asks if ask.granted]
         refused = [ask.asked for ask in self.asks if not ask.granted]
@@ -248,14 +266,19 @@ class Bench:
     def errors(self, loaded: Loaded, truth: tuple[Any, Any] | None = None) -> tuple[Any, Any]:
         """Absolute differences of keys and values, [layers, heads, tokens, width]."""
         keys, values = truth or self.truth
-        end = loaded.keys.shape[2]
-        return (loaded.keys - keys[:, :, :end]).abs(), (loaded.values - values[:, :, :end]).abs()
+        return _difference(loaded.keys, keys), _difference(loaded.values, values)
 
     def exact_tokens(self, loaded: Loaded) -> Any:
         """For each token whether it is there with all its bits."""
         keys, values = self.errors(loaded)
         same = (keys == 0).all(-1).all(0).all(0) & (values == 0).all(-1).all(0).all(0)
-        return same & loaded.present
+        return same & self.present(loaded)
+
+    def present(self, loaded: Loaded) -> Any:
+        """For each token of the prompt whether it is there; what is not served is not."""
+        there = torch.zeros(len(TOKENS), dtype=torch.bool)
+        there[: len(loaded.present)] = loaded.present
+        return there
 
     def output_error(self, loaded: Loaded) -> float:
         """The largest difference that any query sees in its attention output, relative to it."""
@@ -269,7 +292,7 @@ class Bench:
                 served = self.model.attend(
                     query, loaded.keys[:, :, there], loaded.values[:, :, there]
                 )
-            worst = max(worst, float((served - truth).norm() / truth.norm()))
+            worst = max(worst, _known(float((served - truth).norm() / truth.norm())))
         return worst
 
     def would_be_served(self) -> str:
@@ -286,6 +309,19 @@ class Bench:
         return f"{text}, outputs off by {self.output_error(self.served):.2g}"
 
 
+def _difference(served: Any, truth: Any) -> Any:
+    """Absolute differences; without end where nothing is served, or what is no number."""
+    error = torch.full_like(truth, torch.inf)
+    end = min(served.shape[2], truth.shape[2])
+    error[:, :, :end] = (served[:, :, :end] - truth[:, :, :end]).abs()
+    return error.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _known(error: float) -> float:
+    """An error that is no number is without end: it compares with nothing, so it hides."""
+    return float("inf") if error != error else error
+
+
 def _leading(flags: Any) -> int:
     return int(flags.to(torch.int64).cumprod(0).sum())
 
@@ -296,7 +332,7 @@ def _bits(bench: Bench) -> Evidence | None:
         return None
     exact = bench.exact_tokens(bench.served)
     count = int(exact.sum())
-    missing = len(TOKENS) - int(bench.served.present.sum())
+    missing = len(TOKENS) - int(bench.present(bench.served).sum())
     return Evidence(
         "",
         count == len(TOKENS),
@@ -331,7 +367,7 @@ def _context(bench: Bench) -> Evidence:
     error = max(float(e.max()) for e in bench.errors(loaded, bench.model.kv(TOKENS, before)))
     return Evidence(
         "",
-        error < NEAR and bool(loaded.present.all()),
+        error < NEAR and bool(bench.present(loaded).all()),
         f"behind its own {len(before)} tokens of context it is off by {error:.1g}",
         {"window": len(before), "error": error},
     )
@@ -341,6 +377,8 @@ def _bound(bench: Bench) -> Evidence | None:
     """Is every element within the bound that was fixed when it was stored?"""
     if bench.stored.bound is None:
         return None
+    if not all(bool(bound.isfinite().all()) for bound in bench.stored.bound):
+        return Evidence("", False, "a bound without end bounds nothing")
     worst, largest = 0.0, 0.0
     for error, bound in zip(bench.errors(bench.served), bench.stored.bound, strict=True):
         worst = max(worst, float((error / (bound + NEAR)).max()))
@@ -474,13 +512,19 @@ def _whole(bench: Bench) -> Evidence:
 
 def _tier(bench: Bench) -> Evidence:
     """Where does it come from?"""
-    tiers = sorted({part.tier for part in bench.stored.parts.values()})
+    parts = bench.stored.parts
+    tiers = sorted({part.tier for part in parts.values()})
+    away = {str(tier) for tier in tiers if tier is not Tier.DEVICE}
+    here = {name: part for name, part in parts.items() if part.tier is Tier.DEVICE}
+    bare = bench.mechanism.load(replace(bench.stored, parts=here))
+    invented = away.intersection(bare.provenance)
     kinds = {kind: bench.served.provenance.count(kind) for kind in bench.served.provenance}
     from_where = ", ".join(f"{number} blocks {kind}" for kind, number in kinds.items())
     return Evidence(
         "",
-        any(tier is not Tier.DEVICE for tier in tiers),
-        f"kept in {', '.join(tiers)}; served {from_where or 'nothing'}",
+        bool(away.intersection(kinds)) and not invented,
+        f"kept in {', '.join(tiers)}; served {from_where or 'nothing'}"
+        + (f"; said to be from {', '.join(sorted(invented))} when all is gone" if invented else ""),
         {"tiers": tiers, "provenance": kinds},
     )
 
@@ -519,10 +563,12 @@ def _held(bench: Bench) -> Evidence | None:
         return None
     stored = bench.store()
     given = [name for name in stored.parts if bench.mechanism.reuse(stored, name)]
+    whole = given or _as_before(bench, bench.mechanism.load(stored))
+    says = f"given away while in force: {', '.join(given)}" if given else "no part is given away"
     return Evidence(
         "",
-        not given,
-        f"given away while in force: {', '.join(given)}" if given else "no part is given away",
+        not given and bool(whole),
+        says if whole else f"{says}, as it says, and yet something else is served",
         {"given_away": given},
     )
 

@@ -63,6 +63,8 @@ class Declaration:
     fidelity: Fidelity
     identity: tuple[str, ...]
     obligation: str
+    leans: bool = False
+    """Some parts carry several blocks: each of those breaks when such a part goes."""
 
 
 class Tier(StrEnum):

@@ -47,6 +47,7 @@ class Capsules:
         fidelity=Fidelity.STATE,
         identity=("model", "position of the checkpoint"),
         obligation="every component, at the very token of the checkpoint, or nothing",
+        leans=True,
     )
     model = HybridModel()
 

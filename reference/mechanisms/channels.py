@@ -27,6 +27,7 @@ class PrunedChannels:
         fidelity=Fidelity.LOSSY,
         identity=("model", "query", "channels kept"),
         obligation="served to the query that it was pruned for",
+        leans=True,
     )
     model = MODEL
 

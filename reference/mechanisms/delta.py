@@ -31,6 +31,7 @@ class Residuals:
         fidelity=Fidelity.LOSSY,
         identity=("model", "stride", "levels"),
         obligation="the closure of dependencies: a reference stays while a residual leans on it",
+        leans=True,
     )
     model = MODEL
 

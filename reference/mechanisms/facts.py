@@ -29,6 +29,7 @@ class Facts:
         fidelity=Fidelity.POSITION_INDEPENDENT,
         identity=("model", "catalogue", "context window"),
         obligation="exact behind its own window; elsewhere the context is approximate",
+        leans=True,
     )
     model = MODEL
 

@@ -26,8 +26,8 @@ class SparseAndLowRank:
         title="sparse cache and a constant low-rank state",
         source="LESS (arXiv 2402.09398)",
         fidelity=Fidelity.STATE,
-        identity=("model", "tokens kept", "feature map"),
-        obligation="cache and state together: neither is restorable block by block",
+        identity=("model", "query", "tokens kept", "feature map"),
+        obligation="cache and state together, for the query that chose them: no block alone",
     )
     model = MODEL
 

@@ -29,6 +29,7 @@ class Surprise:
         fidelity=Fidelity.LOSSY,
         identity=("model", "share dropped"),
         obligation="exact up to the first dropped token only: a leading prefix ends there",
+        leans=True,
     )
     model = MODEL
 

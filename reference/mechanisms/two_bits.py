@@ -30,6 +30,7 @@ class TwoBits:
         fidelity=Fidelity.BOUNDED_LOSS,
         identity=("model", "bits", "group", "recent window"),
         obligation="in each group the error stays within half a step of its scale",
+        leans=True,
     )
     model = MODEL
 

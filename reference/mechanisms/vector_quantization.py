@@ -39,6 +39,7 @@ class VectorQuantization:
         fidelity=Fidelity.LOSSY,
         identity=("model", "codebook", "bits"),
         obligation="the codebook lives as long as any code",
+        leans=True,
     )
     model = MODEL
 

@@ -320,6 +320,14 @@ def test_a_mark_or_a_blank_line_in_front_changes_nothing(tmp_path: Path, text: b
     assert audited(tmp_path / "front.json", text)[0] == 0
 
 
+def test_half_a_character_can_be_told(tmp_path: Path) -> None:
+    removed = {"type": "BlockRemoved", "block_hashes": ["\ud800"]}
+    line = {"seq": 0, "events": [removed], "data_parallel_rank": "\ud800"}
+    code, out = audited(tmp_path / "half.jsonl", json.dumps(line).encode())
+    assert code == 1
+    assert "removes \\ud800, not resident" in out.encode().decode()
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

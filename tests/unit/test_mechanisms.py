@@ -41,6 +41,13 @@ EXPECTED = {
 }
 
 
+LEANING = (
+    *("commvq", "counter-causal-surprise", "deltakv", "execution-state-capsules"),
+    *("inferscale", "kivi", "think"),
+)
+"""Those with parts that carry several blocks: codebooks, references, scales, whole tensors."""
+
+
 @pytest.fixture(scope="module")
 def reports() -> dict[str, m.MechanismReport]:
     return {name: m.measure(m.find(name)) for name in m.names()}
@@ -66,7 +73,11 @@ def test_the_measured_class_is_the_declared_one(
 
 @pytest.mark.parametrize(
     ("name", "without"),
-    [(name, needed) for name, (fidelity, _) in EXPECTED.items() for needed in m.NEEDED[fidelity]],
+    [
+        (name, needed)
+        for name, (fidelity, _) in EXPECTED.items()
+        for needed in (*m.NEEDED[fidelity], "query", *(("leans",) if name in LEANING else ()))
+    ],
 )
 def test_a_verdict_falls_with_its_evidence(
     reports: dict[str, m.MechanismReport], name: str, without: str
@@ -205,6 +216,122 @@ def test_a_spoilt_file_that_is_served_is_rejected() -> None:
     report = m.measure(Trusting())
     assert not evidence(report, "spoilt").shows
     assert report.lowering is Lowering.REJECTED
+
+
+def served_as(mechanism: type[Any], change: Any) -> Any:
+    """The mechanism with all that it serves changed."""
+
+    class Changed(mechanism):  # type: ignore[misc]
+        def load(self, *args: Any, **options: Any) -> Loaded:
+            loaded: Loaded = super().load(*args, **options)
+            return loaded if loaded.declined else change(loaded)
+
+    return Changed()
+
+
+def bounded_by(change: Any) -> Any:
+    class Changed(TwoBits):
+        def store(self, tokens: Sequence[int], query: Any, folder: Path) -> Stored:
+            stored = super().store(tokens, query, folder)
+            assert stored.bound is not None
+            return replace(stored, bound=(change(stored.bound[0]), change(stored.bound[1])))
+
+    return Changed()
+
+
+def test_what_is_no_number_is_no_small_error() -> None:
+    nan = float("nan")
+    spoilt = served_as(
+        TwoBits, lambda one: replace(one, keys=one.keys * nan, values=one.values * nan)
+    )
+    report = m.measure(spoilt)
+    assert not evidence(report, "bound").shows
+    assert not evidence(report, "attention").shows
+    assert (report.measured, report.lowering) == (None, Lowering.REJECTED)
+    state = served_as(
+        Capsules,
+        lambda one: replace(one, keys=None, values=None, output=lambda q: one.output(q) * nan),
+    )
+    assert not evidence(m.measure(state), "same output").shows
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_a_bound_that_bounds_nothing_is_rejected(odd: float) -> None:
+    report = m.measure(bounded_by(lambda bound: bound + odd))
+    assert evidence(report, "bound").says == "a bound without end bounds nothing"
+    assert report.lowering is Lowering.REJECTED
+
+
+def test_what_is_not_served_is_not_within_its_bound() -> None:
+    short = served_as(
+        TwoBits,
+        lambda one: replace(
+            one, keys=one.keys[:, :, :16], values=one.values[:, :, :16], present=one.present[:16]
+        ),
+    )
+    report = m.measure(short)
+    assert not evidence(report, "bound").shows
+    assert report.lowering is Lowering.REJECTED
+
+
+class Secretive(PersistentReader):
+    """Says that it holds its pages, and hands them out."""
+
+    def reuse(self, stored: Stored, part: str) -> bool:
+        stored.parts[part].tensor.zero_()
+        return False
+
+
+def test_a_page_that_is_handed_out_in_secret_is_found() -> None:
+    held = evidence(m.measure(Secretive()), "held")
+    assert not held.shows
+    assert held.says == "no part is given away, as it says, and yet something else is served"
+
+
+class Recomputing(TwoEnds):
+    """Computes all of it, whatever lies in files, and may say that it did not."""
+
+    says: str | None = None
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        loaded = super().load(replace(stored, parts={}), before, blocks)
+        blocks_served = len(loaded.provenance)
+        return replace(loaded, provenance=(self.says,) * blocks_served) if self.says else loaded
+
+
+class Pretending(Recomputing):
+    says = "file"
+
+
+@pytest.mark.parametrize("mechanism", [Recomputing, Pretending])
+def test_what_was_computed_is_no_restore_whatever_it_is_called(mechanism: Any) -> None:
+    report = m.measure(mechanism())
+    assert evidence(report, "bits").shows
+    assert not evidence(report, "tier").shows
+    assert report.lowering is Lowering.REJECTED
+
+
+@pytest.mark.parametrize("name", ["think", "less"])
+def test_an_identity_that_leaves_the_query_out_is_rejected(
+    reports: dict[str, m.MechanismReport], name: str
+) -> None:
+    own = reports[name].declaration
+    assert "query" in own.identity
+    silent = replace(own, identity=tuple(part for part in own.identity if part != "query"))
+    report = replace(reports[name], declaration=silent)
+    assert (report.measured, report.lowering) == (None, Lowering.REJECTED)
+    assert not any(ask.granted for ask in report.asks)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_a_dependency_that_is_not_declared_is_rejected(
+    reports: dict[str, m.MechanismReport], name: str
+) -> None:
+    own = reports[name].declaration
+    assert own.leans == (name in LEANING)
+    report = replace(reports[name], declaration=replace(own, leans=False))
+    assert (report.lowering is Lowering.REJECTED) == (name in LEANING)
+    assert (report.measured is None) == (name in LEANING)
 
 
 def test_while_a_file_is_written_a_lookup_says_so_and_nothing_is_served(tmp_path: Path) -> None:
