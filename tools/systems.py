@@ -48,13 +48,15 @@ def _owes(mode: ModeVerdict) -> str:
 
 
 def _rests(mode: ModeVerdict) -> str:
-    if mode.reasons:
-        return "; ".join(reason.replace("_", " ") for reason in mode.reasons)
     places = {anchor.split(": ", 1)[1] for anchor in mode.anchors}
-    return "; ".join(
+    anchors = "; ".join(
         f"`{place}`" if place.startswith("kvclaims") else f"document: {place}"
         for place in sorted(places)
     )
+    if not mode.reasons:
+        return anchors
+    reasons = "; ".join(reason.replace("_", " ") for reason in mode.reasons)
+    return f"{reasons}; there is only {anchors}" if anchors else reasons
 
 
 def _verdict(mode: ModeVerdict) -> str:
