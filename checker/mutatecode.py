@@ -55,7 +55,7 @@ LIMIT_S: Final = 60.0
 """Seconds of processor time after which a mutant counts as one that never ends."""
 
 MEMORY: Final = 2 << 30
-RUNS: Final = 2_000
+RUNS: Final = 3_000
 """Random runs that are recorded."""
 
 SEED: Final = 8

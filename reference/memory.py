@@ -40,15 +40,15 @@ class Memory:
         self._awaited: set[int] = set()
         """Blocks handed out since they were last written."""
 
-    def get(self, block: int) -> str:
-        """What the block reads as; empty where nothing was ever written."""
-        return self._name.get(block, "")
+    def get(self, block: int | None) -> str:
+        """What the block reads as; empty where nothing was ever written, or where there is none."""
+        return "" if block is None else self._name.get(block, "")
 
     def hand_out(self, block: int) -> None:
         """The block belongs to somebody new: what it reads as is not theirs yet."""
         self._awaited.add(block)
 
-    def is_written(self, block: int, key: str) -> bool:
+    def is_written(self, block: int | None, key: str) -> bool:
         """Its owner has written this content into it."""
         return self.get(block) == key and block not in self._awaited
 

@@ -7,6 +7,7 @@ the whole of them fits and computed as far as the step's token budget goes.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 from kvclaims.reference.door import Door
@@ -97,7 +98,7 @@ class Scheduler:
     def dispatch(self) -> None:
         """Grow the running, admit the waiting, and start to compute."""
         scheduled: dict[str, Scheduled] = {}
-        budget = self._config.token_budget or sum(r.last for r in self.requests.values()) + 1
+        budget = self._config.token_budget or sys.maxsize
         budget, preempted = self._grow_running(scheduled, budget)
         if not preempted:
             self._admit_waiting(scheduled, budget)
@@ -106,28 +107,24 @@ class Scheduler:
     def _grow_running(self, scheduled: dict[str, Scheduled], budget: int) -> tuple[int, bool]:
         """Room for what each running request computes next; what is left of the budget, and
         whether one had to be preempted."""
-        preempted, index = False, 0
-        while index < len(self._running) and budget > 0:
-            request = self._running[index]
+        preempted = False
+        for request in tuple(self._running):
             new = min(self._next_tokens(request), budget)
-            if new <= 0:
-                index += 1
-                continue
+            if new == 0 or request not in self._running:
+                continue  # nothing to compute for it, or it gave way in this step
             while not self._fits(request, new):
                 victim = self._victim()
                 preempted = True
-                index -= self._running.index(victim) < index
                 budget += self._preempt(victim, scheduled)
                 if victim is request:
                     return budget, True
             self._schedule(request, new, scheduled)
             budget -= new
-            index += 1
         return budget, preempted
 
     def _next_tokens(self, request: Request) -> int:
         """Tokens known or on their way that have no KV, and the drafts after them."""
-        if request.pending and len(request.tokens) + request.pending >= request.last:
+        if len(request.tokens) + request.pending >= request.last:
             return 0
         known = len(request.tokens) + request.pending - request.computed
         return known + (self._config.drafts if request.has_drafts else 0)
