@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvclaims.checker.drawing import CODE, STREAMS, Drawer, draw_config
+from kvclaims.checker.scenes import Scene
 from kvclaims.checker.supervise import features_of
+from kvclaims.spec.content import tokens_of
 from kvclaims.spec.interface import (
     PRIORITY,
     BadOperation,
@@ -25,7 +27,7 @@ from kvclaims.spec.interface import (
     PoolConfig,
     Runtime,
 )
-from kvclaims.spec.operations import NoProgress, Operation, parse, perform
+from kvclaims.spec.operations import NoProgress, Operation, domain_of, parse, perform
 from kvclaims.spec.telemetry import Event
 
 SEED: Final = 8
@@ -78,8 +80,22 @@ CROWD: Final[Mapping[str, int]] = {
     "release": 1,
     "abort": 1,
     "advance": 1,
+    "sleep": 1,
+    "wake": 3,
 }
 """Operations of a crowded run, each as often as it should be drawn."""
+
+LATE: Final = tuple(
+    parse(raw)
+    for raw in (
+        {"op": "declare", "claim": "late", "content": [["A", 1]], "n": 1},
+        {"op": "submit", "request": "late", "content": [["A", 1]]},
+        {"op": "abort", "request": "late"},
+        {"op": "load", "request": "late", "blocks": 1},
+        *({"op": op} for op in ("step", "dispatch", "complete")),
+    )
+)
+"""What a closed runtime is asked."""
 
 DRAIN: Final = 40
 """Steps that end every request of a run, if nothing outside holds it up."""
@@ -115,25 +131,32 @@ class _Watched:
         self.runtime: Runtime = engine.open(config, "recorded")
         self._steps: list[Any] = []
         self._told = 0
+        self._blocks = tuple(self.runtime.snapshot().facts)
         self._routed = Feature.KV_EVENTS in features_of(engine)
         self.runtime.listen(self._steps.append)
 
     def do(self, operation: Operation) -> str:
         """What the operation was answered and what it told."""
-        try:
-            answer = perform(self.runtime, operation)
-        except (BadOperation, NotExposed, NoProgress) as error:
-            answer = f"{type(error).__name__}: {error}"
+        answer = _answer(lambda: perform(self.runtime, operation))
         contents = self.runtime.kv_events() if self._routed else ()
-        return _digest(answer, self._events(), self._steps_since(), contents)
+        memory = self.runtime.fingerprint(self._blocks)
+        steps = self._steps_since()
+        return _digest(answer, self._events(), steps, contents, memory, self._found(operation))
 
     def close(self) -> str:
-        """What is left of the run: the whole pool, and the last events."""
-        snapshot = self.runtime.snapshot()
-        memory = self.runtime.fingerprint(tuple(snapshot.facts))
-        left = self.runtime.observe(), snapshot, memory
-        self.runtime.close()
-        return _digest(*left, self._events())
+        """What is left of the run, the whole pool and the last events, and what comes too late."""
+        runtime = self.runtime
+        nowhere = _answer(lambda: runtime.fingerprint((max(self._blocks) + 1,)))
+        left = runtime.observe(), runtime.snapshot(), nowhere
+        runtime.close()
+        late = [_answer(lambda o=o: perform(runtime, o)) for o in LATE]  # type: ignore[misc]
+        return _digest(*left, self._events(), late, _answer(runtime.close))
+
+    def _found(self, operation: Operation) -> object:
+        """Where the content is found that the operation speaks of."""
+        content = operation.fields.get("content", ())
+        tokens = tokens_of(content, self.runtime.config.block_size)
+        return self.runtime.locate(tokens, domain_of(operation.fields))
 
     def _events(self) -> Sequence[Event]:
         events = self.runtime.events()
@@ -144,6 +167,14 @@ class _Watched:
         steps = [(s.action, s.args, s.facts, s.free) for s in self._steps]
         self._steps.clear()
         return steps
+
+
+def _answer(ask: Callable[[], Any]) -> Any:
+    """What the runtime answers, or the words with which it turns the question down."""
+    try:
+        return ask()
+    except (BadOperation, NotExposed, NoProgress) as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def _digest(*seen: object) -> str:
@@ -212,11 +243,22 @@ def record(engine: Engine, number: int) -> Recorded:
     return Recorded(number, config, tuple(operations), (*seen, watched.close()), frozenset(spoiled))
 
 
+def play(engine: Engine, number: int, scene: Scene) -> Recorded:
+    """Do what the scene says and note what the engine shows, if only that it opens no such pool."""
+    watched = _answer(lambda: _Watched(engine, scene.config))
+    if isinstance(watched, str):
+        return Recorded(number, scene.config, (), (watched,))
+    seen = [watched.do(operation) for operation in scene.operations]
+    return Recorded(number, scene.config, scene.operations, (*seen, watched.close()))
+
+
 def differs(engine: Engine, run: Recorded) -> str | None:
     """The first operation of the run after which the engine shows something else, None if none.
 
     Raises whatever the engine raises."""
-    watched = _Watched(engine, run.config)
+    watched = _answer(lambda: _Watched(engine, run.config))
+    if isinstance(watched, str):
+        return None if run.seen == (watched,) else f"run {run.number}: {watched}"
     for number, (operation, seen) in enumerate(zip(run.operations, run.seen, strict=False), 1):
         if watched.do(operation) != seen:
             return f"run {run.number}, operation {number}: {operation}"

@@ -179,9 +179,9 @@ class Residency:
         return [c for c in self._claims if c.hard and self._ledger.book.is_responsible(c.name)]
 
     def lends(self, entry: Claim, contents: Mapping[str, int]) -> set[str]:
-        """Those of the contents that the claim is still owed and has lent no block for."""
-        owed = [k for p, k in entry.keys.items() if p not in entry.places]
-        return {k for k in owed if k in contents and not self._on_loan(entry, k)}
+        """Those of the contents, none of them resident, that the claim speaks of and has lent no
+        block for: what it covers is resident."""
+        return {k for k in entry.keys.values() if k in contents and not self._on_loan(entry, k)}
 
     def lend(self, request: str, claim: str, block: int, key: str) -> None:
         """A request takes a block on the claim's reserve to compute this content."""

@@ -51,7 +51,6 @@ class Scheduler:
     # --- coming and going -------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        request.arrival = len(self.requests)
         self._ledger.enter(request.name, admit_reuse=request.spec.admit_reuse)
         self.requests[request.name] = request
         self._waiting.append(request)
@@ -159,8 +158,8 @@ class Scheduler:
 
     def _start_over(self, request: Request) -> None:
         request.state = "waiting"
-        request.life += 1
-        request.computed = request.written = request.registered = request.pending = 0
+        request.life = object()
+        request.pending = 0
         request.has_drafts = False
 
     def _admit_waiting(self, scheduled: dict[str, Scheduled], budget: int) -> None:
@@ -198,7 +197,6 @@ class Scheduler:
         """
         whole, size = len(request.tokens), self._config.block_size
         request.computed = request.written = len(hits) * size
-        new = whole - request.computed if loads else min(whole - request.computed, budget)
         self._door.tell(
             "active_request_admitted",
             request,
@@ -216,6 +214,7 @@ class Scheduler:
             self._door.tell("external_load_started", request, blocks=loads)
             return 0
         self._running.append(request)
+        new = min(whole - request.computed, budget)
         self._schedule(request, new, scheduled, hits)
         return new
 
@@ -251,7 +250,7 @@ class Scheduler:
         loans = self._door.loans(request, missing)
         queued = sum(1 for block in hits if block in self._pool.queue)
         grant = len(missing) - len(loans) + queued
-        if hits or grant or request.name not in self._pool.held:
+        if grant or request.name not in self._pool.held:
             self._ledger.admit(request.name, grant)
         for block, key in hits.items():
             self._ledger.share(request.name, block, key)
@@ -263,7 +262,7 @@ class Scheduler:
                 self._residency.lend(request.name, loans[position], block, request.keys[position])
             else:
                 self._ledger.take(request.name, block)
-        if hits or missing:
+        if missing:
             self._tell_table(request)
 
     def _tell_table(self, request: Request) -> None:
@@ -306,7 +305,7 @@ class Scheduler:
         right = one.end - one.drafts + self._right_guesses(one)
         missing = max(0, right - len(one.request.tokens))
         tokens = one.request.tokens[:right] + [GENERATED_TOKEN] * missing
-        tokens += [REJECTED] * (one.end - right)
+        tokens += [REJECTED] * one.drafts
         keys, domain = one.request.keys, one.request.spec.domain
         if len(keys) < right // self._config.block_size:
             keys = one.request.keys_of(tokens[:right], self._config.block_size)
@@ -325,8 +324,7 @@ class Scheduler:
             return
         request.pending -= 1
         request.append(1 + right, size)
-        request.written = min(request.written, len(request.tokens))
-        request.has_drafts = self._config.drafts > 0
+        request.has_drafts = True
         if self._config.in_flight > 1:
             self._register(request)
 
