@@ -7,7 +7,7 @@ are small and contents few, so that prefixes are shared and diverge and room is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from kvclaims.spec.interface import (
@@ -92,10 +92,23 @@ def draw_config(code: bytes, block_size: int, features: frozenset[Feature]) -> P
     return PoolConfig(usable, block_size, digits.below(3), **more)
 
 
-class Drawer:
-    """Turns byte strings into operations of one run."""
+def _weights(features: frozenset[Feature]) -> dict[str, int]:
+    weights = dict(WEIGHTS)
+    for feature, kinds in MORE.items():
+        if feature in features:
+            weights |= kinds
+    return weights
 
-    def __init__(self, config: PoolConfig, features: frozenset[Feature]) -> None:
+
+class Drawer:
+    """Turns byte strings into operations of one run, as often each as `weights` says."""
+
+    def __init__(
+        self,
+        config: PoolConfig,
+        features: frozenset[Feature],
+        weights: Mapping[str, int] | None = None,
+    ) -> None:
         self._config = config
         self._features = features
         self._requests = 0
@@ -103,11 +116,8 @@ class Drawer:
         self._spoken: list[list[list[Any]]] = []
         """Contents used so far: prefixes are shared, and claims are materialized."""
         self._claimed: dict[str, list[list[Any]]] = {}
-        weights = dict(WEIGHTS)
-        for feature, kinds in MORE.items():
-            if feature in features:
-                weights |= kinds
-        self._kinds = [kind for kind, weight in weights.items() for _ in range(weight)]
+        chosen = weights or _weights(features)
+        self._kinds = [kind for kind, weight in chosen.items() for _ in range(weight)]
 
     def draw(self, code: bytes, seen: Observation) -> dict[str, Any]:
         """One operation as `spec.operations.parse` reads it."""

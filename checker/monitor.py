@@ -21,9 +21,6 @@ from kvclaims.spec.language import Sort
 
 _ACTIONS: Final = {action.name: action for action in pool.ACTIONS}
 
-FACT_RULES: Final = {"ref": "B2", "queued": "B1", "keys": "B3", "free": "B1"}
-"""Which rule is broken when what the engine holds of a block differs from the shadow."""
-
 
 class Monitor:
     """Judges the steps of one runtime.  `violations` collects what was found, in order.
@@ -75,7 +72,7 @@ class Monitor:
         """Compare the whole pool with the shadow, and the pool with itself (B1 to B3, B6)."""
         self._audit_queue(snapshot)
         for block, facts in snapshot.facts.items():
-            self._compare_block("deep audit", block, facts)
+            self._compare_block(None, block, facts)
         holders = {(request, block) for request, held in snapshot.holders.items() for block in held}
         self._same("B2", "holders", holders, set(self.shadow.values[pool.held]))
         hard = self.shadow.values[claims.hard]
@@ -85,65 +82,50 @@ class Monitor:
         found = {(content, b) for content, blocks in snapshot.lookup.items() for b in blocks}
         self._same("B3", "lookup", found, set(self.shadow.values[pool.entry]))
 
-    def state(self) -> dict[str, Any]:
-        """The shadow under the machine's names, for reports."""
-        return {
-            symbol.name: dict(values) for symbol, values in self.shadow.values.items() if values
-        }
-
     # -- comparing
 
     def _compare(self, step: PoolStep) -> None:
         for block, facts in step.facts.items():
-            if not self._is_so(block, facts):
-                self._compare_block(shown_step(step), block, facts)
+            self._compare_block(step, block, facts)
         free = self._free.values.get((), 0)
         if step.free is not None and step.free != free:
-            self._differ("B1", "the free counter", shown_step(step), free, step.free)
+            self._differ("B1", "the free counter", step, free, step.free)
 
-    def _is_so(self, block: int, facts: BlockFacts) -> bool:
-        """The usual case, told quickly."""
+    def _compare_block(self, where: PoolStep | None, block: int, facts: BlockFacts) -> None:
         place = (block,)
-        if self._ref.values.get(place, 0) != facts.ref:
-            return False
-        if (place in self._queued.values) is not facts.queued:
-            return False
-        keys = self._keys.get(block)
-        if keys is None or not facts.keys:
-            return keys is None and not facts.keys
-        return {p[1] for p in keys} == set(facts.keys)
-
-    def _compare_block(self, where: str, block: int, facts: BlockFacts) -> None:
-        get = self.shadow.get
-        keys = {place[1] for place in self._keys.get(block, ())}
-        for name, expected, found in (
-            ("ref", get(pool.ref, (block,)), facts.ref),
-            ("queued", bool(get(pool.queued, (block,))), facts.queued),
-            ("keys", keys, set(facts.keys)),
-        ):
-            if expected != found:
-                self._differ(FACT_RULES[name], f"{name} of block {block}", where, expected, found)
+        ref = self._ref.values.get(place, 0)
+        if ref != facts.ref:
+            self._differ("B2", f"ref of block {block}", where, ref, facts.ref)
+        queued = place in self._queued.values
+        if queued != facts.queued:
+            self._differ("B1", f"queued of block {block}", where, queued, facts.queued)
+        keys = {key for _, key in self._keys.get(block, ())}
+        if keys != (found := set(facts.keys)):
+            self._differ("B3", f"keys of block {block}", where, keys, found)
 
     def _audit_queue(self, snapshot: PoolSnapshot) -> None:
         queue = list(snapshot.queue)
         if len(set(queue)) != len(queue):
-            self._differ("B1", "the free queue", "deep audit", "distinct blocks", queue)
+            self._differ("B1", "the free queue", None, "distinct blocks", queue)
         if len(queue) != snapshot.counter:
-            self._differ("B1", "the queue's counter", "deep audit", len(queue), snapshot.counter)
-        if snapshot.null_block is not None and snapshot.null_block in queue:
-            self._differ("B6", "the null block", "deep audit", "not in the queue", "queued")
+            self._differ("B1", "the queue's counter", None, len(queue), snapshot.counter)
+        if snapshot.null_block in queue:
+            self._differ("B6", "the null block", None, "not in the queue", "queued")
 
     def _same(self, rule: str, what: str, found: set[Any], expected: set[Any]) -> None:
         if found != expected:
-            extra, missing = sorted(found - expected, key=str), sorted(expected - found, key=str)
-            self._differ(rule, what, "deep audit", f"also {missing}", f"also {extra}")
+            extra, missing = sorted(found - expected), sorted(expected - found)
+            self._differ(rule, what, None, f"also {missing}", f"also {extra}")
 
-    def _differ(self, rule: str, what: str, where: str, expected: Any, found: Any) -> None:
+    def _differ(
+        self, rule: str, what: str, where: PoolStep | None, expected: Any, found: Any
+    ) -> None:
+        """Report a difference after a step, or in an audit of the whole pool."""
         self.violations.append(
             Violation(
                 rule,
                 f"{what}: the machine says {_plain(expected)}, the engine {_plain(found)}",
-                where,
+                "deep audit" if where is None else shown_step(where),
                 {what: _plain(expected)},
                 {what: _plain(found)},
             )
@@ -175,4 +157,4 @@ def shown_step(step: PoolStep) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return sorted(value, key=str) if isinstance(value, set | frozenset) else value
+    return sorted(value) if isinstance(value, set) else value

@@ -38,7 +38,8 @@ from kvclaims.checker.conform import replay_instance
 from kvclaims.checker.fates import Fate, Judged
 from kvclaims.checker.instances import PINNED
 from kvclaims.checker.programs import builtin
-from kvclaims.checker.recorded import Recorded, differing, record
+from kvclaims.checker.recorded import Recorded, differing, play, record
+from kvclaims.checker.scenes import scenes
 from kvclaims.checker.supervise import Crash, open_supervised
 from kvclaims.checker.verdicts import Violation
 from kvclaims.spec import feasibility
@@ -55,7 +56,7 @@ LIMIT_S: Final = 60.0
 """Seconds of processor time after which a mutant counts as one that never ends."""
 
 MEMORY: Final = 2 << 30
-RUNS: Final = 2_000
+RUNS: Final = 3_000
 """Random runs that are recorded."""
 
 SEED: Final = 8
@@ -97,9 +98,10 @@ def _programs() -> Sequence[Any]:
 
 @lru_cache(maxsize=1)
 def recorded() -> tuple[Recorded, ...]:
-    """What the reference as it is shows in random runs."""
+    """What the reference as it is shows in the scenes and in random runs."""
     engine = engines.find(REFERENCE)
-    return tuple(record(engine, number) for number in range(RUNS))
+    played = [play(engine, number, scene) for number, scene in enumerate(scenes(), RUNS)]
+    return (*played, *(record(engine, number) for number in range(RUNS)))
 
 
 def survives_fuzzing(runs: Iterable[Recorded], engine: Engine) -> str | None:

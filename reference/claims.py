@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from kvclaims.reference.pool import require
 from kvclaims.spec.interface import BadOperation, ClaimSpec, ClaimView, Predicate
@@ -114,8 +115,9 @@ class Declared:
 
     def due(self, now: int, book: ClaimBook) -> list[Claim]:
         """Responsible claims whose time is up, in order of their end, then of declaration (L6)."""
-        timed = [c for c in self if c.ends is not None and book.is_responsible(c.name)]
-        return sorted((c for c in timed if _end(c) <= now), key=_end)
+        responsible = [c for c in self if book.is_responsible(c.name)]
+        timed = [(c.ends, c) for c in responsible if c.ends is not None and c.ends <= now]
+        return [claim for _, claim in sorted(timed, key=itemgetter(0))]
 
 
 def view(claim: Claim, phase: Phase, leading: int, survivors: int, reserve: int) -> ClaimView:
@@ -130,9 +132,3 @@ def view(claim: Claim, phase: Phase, leading: int, survivors: int, reserve: int)
         covered=len(claim.places) if phase in RESPONSIBLE else 0,
         reserve=reserve,
     )
-
-
-def _end(claim: Claim) -> int:
-    if claim.ends is None:
-        raise AssertionError("only claims with a duration have an end")
-    return claim.ends

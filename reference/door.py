@@ -59,11 +59,7 @@ class Door:
                 )
                 for entry in self._residency.hard_claims()
             },
-            active={
-                name: frozenset(blocks)
-                for name, blocks in self._pool.held.items()
-                if name != request.name
-            },
+            active={name: frozenset(blocks) for name, blocks in self._pool.held.items()},
             hits=frozenset(hits),
             need=len(missing),
         )

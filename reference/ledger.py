@@ -30,7 +30,6 @@ class Ledger:
 
     def enter(self, request: str, *, admit_reuse: bool) -> None:
         """A request is known from now on; it has nothing and no outcome."""
-        require(request not in self.outcome, "the request is known already")
         self.outcome[request] = Outcome.PENDING
         self.admits[request] = admit_reuse
 
@@ -74,7 +73,7 @@ class Ledger:
         self._tell("retire", r=r)
 
     def register(self, r: str, b: int, k: str) -> None:
-        require(self.admits.get(r, False), "a no-admit request registers nothing")
+        require(self.admits[r], "a no-admit request registers nothing")
         self.pool.register(r, b, k)
         self._tell("register", r=r, b=b, k=k)
 
@@ -178,7 +177,6 @@ class Ledger:
                 self.pool.uncover(c, b, pin=False)
 
     def _answer(self, r: str, outcome: Outcome) -> None:
-        require(r in self.outcome, "the request is not known")
         require(r not in self.pool.held, "the request is active")
         require(not self._was_turned_away(r), "the request was answered for good")
         self.outcome[r] = outcome

@@ -40,15 +40,15 @@ class Memory:
         self._awaited: set[int] = set()
         """Blocks handed out since they were last written."""
 
-    def get(self, block: int) -> str:
-        """What the block reads as; empty where nothing was ever written."""
-        return self._name.get(block, "")
+    def get(self, block: int | None) -> str:
+        """What the block reads as; empty where nothing was ever written, or where there is none."""
+        return "" if block is None else self._name.get(block, "")
 
     def hand_out(self, block: int) -> None:
         """The block belongs to somebody new: what it reads as is not theirs yet."""
         self._awaited.add(block)
 
-    def is_written(self, block: int, key: str) -> bool:
+    def is_written(self, block: int | None, key: str) -> bool:
         """Its owner has written this content into it."""
         return self.get(block) == key and block not in self._awaited
 
@@ -68,9 +68,8 @@ class Memory:
             block = chunk.blocks[position]
             self._awaited.discard(block)
             if self._reads(block, parent, chunk.tokens[first:start]):
-                self._put(
-                    block, parent, chunk.tokens[first:end], chunk.keys[position : position + 1]
-                )
+                key = chunk.keys[position] if position < len(chunk.keys) else ""
+                self._put(block, parent, chunk.tokens[first:end], key)
             else:
                 self._name[block], self._slots[block] = GARBAGE, ()
 
@@ -94,9 +93,9 @@ class Memory:
     def _begins(self, block: int, parent: str) -> bool:
         return self._name[block].rpartition("+")[0] == parent
 
-    def _put(self, block: int, parent: str, tokens: Sequence[int], key: Sequence[str]) -> None:
-        whole = len(tokens) == self._size and bool(key)
-        self._name[block] = key[0] if whole else partial_content(parent, tokens)
+    def _put(self, block: int, parent: str, tokens: Sequence[int], key: str) -> None:
+        whole = len(tokens) == self._size
+        self._name[block] = key if key and whole else partial_content(parent, tokens)
         self._slots[block] = tuple(tokens)
 
 

@@ -36,7 +36,7 @@ class Narrator:
         """A step was taken in the midst of a pool call."""
         if self.listeners:
             self._untold.append((action, args))
-        if "k" in args and action != "share":
+        if "k" in args:
             self._note_content(action, args["k"])
 
     def _note_content(self, action: str, key: str) -> None:
@@ -44,7 +44,7 @@ class Narrator:
         copies = len(self._pool.entry.get(key, ()))
         if action == "register" and copies == 1:
             self.kv_events.append(KvEvent("stored", (key,)))
-        elif action != "register" and copies == 0:
+        elif copies == 0:
             self.kv_events.append(KvEvent("removed", (key,)))
 
     def flush(self) -> None:

@@ -9,30 +9,33 @@ from kvclaims.spec.interface import RequestSpec, RequestView
 from kvclaims.spec.vocabulary import Outcome
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """An active request.
 
     `computed` tokens have KV or get it in a step that is under way, `written` ones have it;
-    `pending` output tokens are sampled by steps under way and not known yet.
+    `pending` output tokens are sampled by steps under way and not known yet.  What it computed,
+    loads and made visible counts from its admission on.
     """
 
     spec: RequestSpec
     tokens: list[int]
     keys: tuple[str, ...]
-    arrival: int = 0
+    arrival: int
     state: str = "waiting"
     outcome: Outcome = Outcome.PENDING
-    computed: int = 0
-    written: int = 0
+    computed: int = field(init=False)
+    written: int = field(init=False)
     pending: int = 0
     has_drafts: bool = False
-    life: int = 0
-    """How often it was preempted: what a step computes for an earlier life is thrown away."""
+    """It has sampled in this life: guesses follow its tokens."""
+    life: object = field(default_factory=object)
+    """Another one after each preemption: what a step computes for an earlier life is thrown
+    away."""
     hits: int = 0
-    loads: int = 0
+    loads: int = field(init=False)
     """Blocks that a transfer was asked to bring, beyond the hits."""
-    registered: int = 0
+    registered: int = field(init=False)
     """Leading blocks whose content was found or made visible."""
     deferrals: int = 0
     waits_on: tuple[str, ...] = ()
@@ -93,11 +96,11 @@ class Scheduled:
     end: int
     blocks: tuple[int, ...]
     samples: bool
-    life: int
-    drafts: int = 0
+    life: object
+    drafts: int
     fresh: list[tuple[int, str]] = field(default_factory=list)
 
     @property
     def counts(self) -> bool:
         """The request still runs and was not preempted meanwhile."""
-        return self.request.state == "running" and self.request.life == self.life
+        return self.request.state == "running" and self.request.life is self.life

@@ -157,11 +157,10 @@ class Residency:
             if self._phase(entry) is not Phase.ACCEPTED:
                 continue
             for position, key in entry.keys.items():
-                block = self._standing_for(entry, key)
-                if position in entry.places or block is None or not self._is_written(block, key):
-                    continue
-                on_loan = self._pool.drawn.get(block) == entry.name
-                self._cover(entry, position, block, pays=entry.hard and not on_loan)
+                block = self._written(self._standing_for(entry, key), key)
+                if block is not None and position not in entry.places:
+                    on_loan = self._pool.drawn.get(block) == entry.name
+                    self._cover(entry, position, block, pays=entry.hard and not on_loan)
             self._materialize(entry)
 
     def _standing_for(self, entry: Claim, key: str) -> int | None:
@@ -180,9 +179,9 @@ class Residency:
         return [c for c in self._claims if c.hard and self._ledger.book.is_responsible(c.name)]
 
     def lends(self, entry: Claim, contents: Mapping[str, int]) -> set[str]:
-        """Those of the contents that the claim is still owed and has lent no block for."""
-        owed = [k for p, k in entry.keys.items() if p not in entry.places]
-        return {k for k in owed if k in contents and not self._on_loan(entry, k)}
+        """Those of the contents, none of them resident, that the claim speaks of and has lent no
+        block for: what it covers is resident."""
+        return {k for k in entry.keys.values() if k in contents and not self._on_loan(entry, k)}
 
     def lend(self, request: str, claim: str, block: int, key: str) -> None:
         """A request takes a block on the claim's reserve to compute this content."""
@@ -267,8 +266,8 @@ class Residency:
 
     def _costs(self, key: str) -> bool:
         """Only what is written and in use already is there for nothing."""
-        block = self._pool.find(key)
-        return block is None or self._pool.ref[block] == 0 or not self._is_written(block, key)
+        block = self._written(self._pool.find(key), key)
+        return block is None or self._pool.ref[block] == 0
 
     def _accept(self, entry: Claim, answer: ClaimAnswer, granted: Predicate) -> None:
         entry.clip(granted.n)
@@ -285,15 +284,16 @@ class Residency:
             headroom_before=answer.headroom,
         )
         for position, key in entry.keys.items():
-            block = self._pool.find(key)
-            if block is not None and self._is_written(block, key):
+            block = self._written(self._pool.find(key), key)
+            if block is not None:
                 pays = entry.hard and block in self._pool.queue
                 self._cover(entry, position, block, pays=pays)
         self._materialize(entry)
 
-    def _is_written(self, block: int, key: str) -> bool:
-        """Visible is not enough: a step under way may still have to write the block (L7)."""
-        return self._memory.is_written(block, key)
+    def _written(self, block: int | None, key: str) -> int | None:
+        """The block, if its content is there.  Visible is not enough: a step under way may still
+        have to write it (L7)."""
+        return block if self._memory.is_written(block, key) else None
 
     def _cover(self, entry: Claim, position: int, block: int, *, pays: bool) -> None:
         self._ledger.cover(entry.name, block, pays)
@@ -341,11 +341,10 @@ class Residency:
         and demote materialized demotable claims that would be harmed."""
         loss = Loss(cause, blocks)
         for entry in self._claims:
-            hit = [p for p, b in entry.places.items() if b in blocks]
-            if not hit or not self._ledger.book.is_responsible(entry.name):
+            if not self._ledger.book.is_responsible(entry.name):
                 continue
             loss.before[entry.name] = self._record(entry)
-            for position in hit:
+            for position in [p for p, b in entry.places.items() if b in blocks]:
                 self._move_to_copy(entry, position, blocks)
             demotable = entry.spec.protection is Protection.DEMOTABLE
             exposed = any(b in blocks for b in entry.places.values())
@@ -365,7 +364,7 @@ class Residency:
         for entry in self._claims:
             gone = sorted(p for p, b in entry.places.items() if b in loss.blocks)
             phase = self._phase(entry)
-            if gone and phase in RELEASED_PHASES:
+            if phase in RELEASED_PHASES:
                 for position in gone:
                     self._emit_claim(
                         "block_lost_after_release",
@@ -398,7 +397,7 @@ class Residency:
             entry.places.clear()
             return
         for position in gone:
-            if entry.hard and self._phase(entry) is Phase.ACCEPTED:
+            if entry.hard:
                 self._forsake(entry, entry.places[position])
             del entry.places[position]
 

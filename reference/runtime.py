@@ -118,7 +118,8 @@ class MicroRuntime:
         if request.external < 0 or request.accepts < 0:
             raise BadOperation("external and accepts count from 0")
         keys = content_ids(request.tokens, self.config.block_size, request.domain)
-        self._scheduler.add(Request(request, list(request.tokens), keys))
+        arrival = len(self._scheduler.requests)
+        self._scheduler.add(Request(request, list(request.tokens), keys, arrival))
 
     def abort(self, request_id: str) -> None:
         self._require_open()

@@ -7,6 +7,7 @@ the whole of them fits and computed as far as the step's token budget goes.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 from kvclaims.reference.door import Door
@@ -50,7 +51,6 @@ class Scheduler:
     # --- coming and going -------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        request.arrival = len(self.requests)
         self._ledger.enter(request.name, admit_reuse=request.spec.admit_reuse)
         self.requests[request.name] = request
         self._waiting.append(request)
@@ -97,7 +97,7 @@ class Scheduler:
     def dispatch(self) -> None:
         """Grow the running, admit the waiting, and start to compute."""
         scheduled: dict[str, Scheduled] = {}
-        budget = self._config.token_budget or sum(r.last for r in self.requests.values()) + 1
+        budget = self._config.token_budget or sys.maxsize
         budget, preempted = self._grow_running(scheduled, budget)
         if not preempted:
             self._admit_waiting(scheduled, budget)
@@ -106,28 +106,24 @@ class Scheduler:
     def _grow_running(self, scheduled: dict[str, Scheduled], budget: int) -> tuple[int, bool]:
         """Room for what each running request computes next; what is left of the budget, and
         whether one had to be preempted."""
-        preempted, index = False, 0
-        while index < len(self._running) and budget > 0:
-            request = self._running[index]
+        preempted = False
+        for request in tuple(self._running):
             new = min(self._next_tokens(request), budget)
-            if new <= 0:
-                index += 1
-                continue
+            if new == 0 or request not in self._running:
+                continue  # nothing to compute for it, or it gave way in this step
             while not self._fits(request, new):
                 victim = self._victim()
                 preempted = True
-                index -= self._running.index(victim) < index
                 budget += self._preempt(victim, scheduled)
                 if victim is request:
                     return budget, True
             self._schedule(request, new, scheduled)
             budget -= new
-            index += 1
         return budget, preempted
 
     def _next_tokens(self, request: Request) -> int:
         """Tokens known or on their way that have no KV, and the drafts after them."""
-        if request.pending and len(request.tokens) + request.pending >= request.last:
+        if len(request.tokens) + request.pending >= request.last:
             return 0
         known = len(request.tokens) + request.pending - request.computed
         return known + (self._config.drafts if request.has_drafts else 0)
@@ -162,8 +158,8 @@ class Scheduler:
 
     def _start_over(self, request: Request) -> None:
         request.state = "waiting"
-        request.life += 1
-        request.computed = request.written = request.registered = request.pending = 0
+        request.life = object()
+        request.pending = 0
         request.has_drafts = False
 
     def _admit_waiting(self, scheduled: dict[str, Scheduled], budget: int) -> None:
@@ -201,7 +197,6 @@ class Scheduler:
         """
         whole, size = len(request.tokens), self._config.block_size
         request.computed = request.written = len(hits) * size
-        new = whole - request.computed if loads else min(whole - request.computed, budget)
         self._door.tell(
             "active_request_admitted",
             request,
@@ -219,6 +214,7 @@ class Scheduler:
             self._door.tell("external_load_started", request, blocks=loads)
             return 0
         self._running.append(request)
+        new = min(whole - request.computed, budget)
         self._schedule(request, new, scheduled, hits)
         return new
 
@@ -254,7 +250,7 @@ class Scheduler:
         loans = self._door.loans(request, missing)
         queued = sum(1 for block in hits if block in self._pool.queue)
         grant = len(missing) - len(loans) + queued
-        if hits or grant or request.name not in self._pool.held:
+        if grant or request.name not in self._pool.held:
             self._ledger.admit(request.name, grant)
         for block, key in hits.items():
             self._ledger.share(request.name, block, key)
@@ -266,7 +262,7 @@ class Scheduler:
                 self._residency.lend(request.name, loans[position], block, request.keys[position])
             else:
                 self._ledger.take(request.name, block)
-        if hits or missing:
+        if missing:
             self._tell_table(request)
 
     def _tell_table(self, request: Request) -> None:
@@ -309,7 +305,7 @@ class Scheduler:
         right = one.end - one.drafts + self._right_guesses(one)
         missing = max(0, right - len(one.request.tokens))
         tokens = one.request.tokens[:right] + [GENERATED_TOKEN] * missing
-        tokens += [REJECTED] * (one.end - right)
+        tokens += [REJECTED] * one.drafts
         keys, domain = one.request.keys, one.request.spec.domain
         if len(keys) < right // self._config.block_size:
             keys = one.request.keys_of(tokens[:right], self._config.block_size)
@@ -328,8 +324,7 @@ class Scheduler:
             return
         request.pending -= 1
         request.append(1 + right, size)
-        request.written = min(request.written, len(request.tokens))
-        request.has_drafts = self._config.drafts > 0
+        request.has_drafts = True
         if self._config.in_flight > 1:
             self._register(request)
 

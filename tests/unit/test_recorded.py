@@ -9,12 +9,13 @@ import pytest
 
 from kvclaims.checker import engines
 from kvclaims.checker.mutatecode import RUNS
-from kvclaims.checker.recorded import LENGTH, SPOILED, Recorded, differing, record
-from kvclaims.spec.interface import Engine
+from kvclaims.checker.recorded import CROWDED, LENGTH, SPOILED, Recorded, differing, play, record
+from kvclaims.checker.scenes import scenes
+from kvclaims.spec.interface import FCFS, PRIORITY, Engine
 
-ALL = "d8f38f8dbb056a4e"
-"""The digest of all recorded runs.  It changes with the behaviour of the reference, and with what
-is drawn; mutants that no check objects to are killed by it (`kvclaims mutate`)."""
+ALL = "59046fb08060e047"
+"""The digest of all recorded runs and scenes.  It changes with the behaviour of the reference, and
+with what is drawn; mutants that no check objects to are killed by it (`kvclaims mutate`)."""
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +28,11 @@ def runs(reference: Engine) -> tuple[Recorded, ...]:
     return tuple(record(reference, number) for number in range(RUNS))
 
 
-def test_what_the_reference_shows_is_as_pinned(runs: tuple[Recorded, ...]) -> None:
-    whole = hashlib.sha256("".join(run.digest for run in runs).encode())
+def test_what_the_reference_shows_is_as_pinned(
+    reference: Engine, runs: tuple[Recorded, ...]
+) -> None:
+    played = [play(reference, number, scene) for number, scene in enumerate(scenes(), RUNS)]
+    whole = hashlib.sha256("".join(run.digest for run in (*played, *runs)).encode())
     assert whole.hexdigest()[:16] == ALL
 
 
@@ -58,3 +62,12 @@ def test_runs_have_operations_that_nobody_should_accept(runs: tuple[Recorded, ..
     spoiled = {run.operations[i].op for run in runs for i in run.spoiled}
     assert spoiled == set(SPOILED)
     assert all(len([*run.sound]) == len(run.operations) - len(run.spoiled) for run in runs)
+
+
+def test_crowded_runs_have_little_room(runs: tuple[Recorded, ...]) -> None:
+    crowded = [run.config for run in runs[CROWDED:]]
+    assert {config.block_size for config in crowded} == {2}
+    assert {config.usable for config in crowded} == set(range(5, 10))
+    assert {config.in_flight for config in crowded} == {1, 2, 3}
+    assert {config.policy for config in crowded} == {FCFS, PRIORITY}
+    assert {config.token_budget for config in crowded} == {0, 3, 5}

@@ -1,0 +1,34 @@
+"""Short runs by hand, beside the random ones: what those show too rarely (`scenes.toml`)."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvclaims.spec.interface import BadOperation, PoolConfig
+from kvclaims.spec.operations import Operation, parse
+
+FILE: Final = Path(__file__).with_name("scenes.toml")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is to be seen in it, its pool, and its operations."""
+
+    shows: str
+    config: PoolConfig
+    operations: tuple[Operation, ...]
+
+
+def scenes(file: Path = FILE) -> tuple[Scene, ...]:
+    """Every scene of the file, in its order.  Raises BadOperation."""
+    try:
+        raw = tomllib.loads(file.read_text(encoding="utf-8"))["scene"]
+        return tuple(
+            Scene(one["shows"], PoolConfig(**one["pool"]), tuple(map(parse, one["do"])))
+            for one in raw
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadOperation(f"{file.name}: {error}") from None
