@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -153,7 +154,7 @@ def open_lending(config: PoolConfig, run_id: str, lent: str) -> ElasticRuntime:
 
     `lent` blocks as text, fewer where the engine has no more; `BadOperation` if it is no number.
     """
-    if not lent.isdigit() or int(lent) == 0:
-        raise BadOperation(f"{ELASTIC} is a number of blocks above 0, not {lent!r}")
+    if not re.fullmatch("0*[1-9][0-9]{0,8}", lent):
+        raise BadOperation(f"{ELASTIC} is a number of blocks above 0, not {lent[:20]!r}")
     number = min(int(lent), max(1, MOST_USABLE - config.usable))
     return open_elastic(config, number, run_id=run_id, forced=True)[0]

@@ -330,8 +330,9 @@ def test_it_says_that_it_lends_and_memory_that_is_away_is_not_read(
     with pytest.raises(BadOperation, match="no such block"):
         runtime.fingerprint((29,))
     runtime.close()
-    monkeypatch.setenv(ELASTIC, "many")
-    with pytest.raises(BadOperation, match=ELASTIC):
-        WHOLE_ENGINE.open(PoolConfig(20, SIZE), "t")
+    for wrong in ("many", "0", "-1", "1.5", "²", "9" * 5000):
+        monkeypatch.setenv(ELASTIC, wrong)
+        with pytest.raises(BadOperation, match=ELASTIC):
+            WHOLE_ENGINE.open(PoolConfig(20, SIZE), "t")
     monkeypatch.delenv(ELASTIC)
     assert frozenset() == WHOLE_ENGINE.features
