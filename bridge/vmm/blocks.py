@@ -61,6 +61,7 @@ class BlockPool:
 
     def allocate(self, n: int) -> list[int]:
         """`n` blocks, lent ones first; blank, and without a hash.  Raises `Refused` (F3)."""
+        _check_number(n)
         free = sorted(self.free, key=lambda b: (b not in self.lent, b in self.hashed, b))
         spare = len(self.free) - self._owed()
         self._require(n <= spare, "F3", f"{n} blocks are free beside what claims are promised")
@@ -124,6 +125,7 @@ class BlockPool:
 
     def accept(self, c: Any, n: int) -> None:
         """Promise a hard claim `n` more blocks, of the base alone (E3)."""
+        _check_number(n)
         promised = sum(self.promised.values()) + n
         self._require(promised <= len(self.base), "E3", "the base alone has room for it")
         self.promised[c] = self.promised.get(c, 0) + n
@@ -223,3 +225,8 @@ class BlockPool:
 
     def _tell(self, action: str, **args: Any) -> None:
         self.memory.told(action, args)
+
+
+def _check_number(n: int) -> None:
+    if n < 0:
+        raise ValueError(f"a number of blocks is not negative: {n}")

@@ -309,6 +309,16 @@ def test_e3_hard_claims_count_on_the_base_alone() -> None:
     pool.accept("d", 4)
 
 
+def test_kind_less_than_no_blocks_is_no_request() -> None:
+    """Asked for -1 blocks a pool must not hand out all but one, nor promise more than it has."""
+    pool = BlockPool(memory())
+    with pytest.raises(ValueError, match="negative"):
+        pool.allocate(-1)
+    with pytest.raises(ValueError, match="negative"):
+        pool.accept("c", -1)
+    assert (pool.held, pool.promised) == (set(), {})
+
+
 def test_e4_held_blocks_move_and_kept_ones_are_dropped() -> None:
     made = memory()
     copies: list[tuple[int, int]] = []
