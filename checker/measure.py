@@ -178,7 +178,9 @@ class MechanismReport:
         )
         for item in self.evidence:
             mark = "needed" if item.name in self.rests_on else ""
-            yield f"  {'yes' if item.shows else 'no ':4}{item.name:12}{mark:8}{item.says}"
+            if not item.shows and item.name in ("query", "leans") and not self.undeclared:
+                mark = "declared"
+            yield f"  {'yes' if item.shows else 'no ':4}{item.name:12}{mark:9}{item.says}"
         granted = [ask.asked for ask in self.asks if ask.granted]
         refused = [ask.asked for ask in self.asks if not ask.granted]
         yield f"  a claim may ask for: {', '.join(granted) or 'nothing'}"

@@ -88,6 +88,13 @@ def test_a_verdict_falls_with_its_evidence(
     assert less.verdict is Verdict.UNKNOWN
 
 
+def test_what_a_mechanism_depends_on_is_said_to_be_declared(
+    reports: dict[str, m.MechanismReport],
+) -> None:
+    marks = {line.split()[1]: line.split()[2] for line in list(reports["think"].lines())[2:-3]}
+    assert (marks["query"], marks["leans"], marks["loss"]) == ("declared", "declared", "needed")
+
+
 def test_a_claim_that_asks_for_more_than_the_class_is_refused_and_told_what_it_would_get(
     reports: dict[str, m.MechanismReport],
 ) -> None:
