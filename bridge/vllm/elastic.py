@@ -266,12 +266,23 @@ class ElasticController:
                 self.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
 
     def _lend(self) -> None:
+        if self.memory.needed:
+            self._no_longer_needed()
         if self.memory.mode is Mode.LENT or self.memory.needed:
             return
         try:
             self.memory.lend()
         except DriverError:
             self.counts["lends refused by the driver"] += 1
+
+    def _no_longer_needed(self) -> None:
+        """Whoever needed the reserve waits for blocks, or is gone: to the memory, a prefill step of
+        nothing.  Where the reserve is not home yet, that comes first."""
+        if self.memory.mode is not Mode.HOME:
+            self._home()
+        if self.memory.mode is Mode.HOME:
+            self.memory.start_prefill()
+            self.memory.end_prefill()
 
     def _home(self) -> None:
         try:

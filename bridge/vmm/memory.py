@@ -261,7 +261,11 @@ class ElasticMemory:
 
     @contextmanager
     def prefill(self) -> Iterator[tuple[int, int]]:
-        """A prefill step: the reserve comes home first (E1); address and length of activations."""
+        """A prefill step: the reserve comes home first (E1); address and length of activations.
+
+        Where the return fails the reserve is still needed, and nothing is lent.  Enter again; or, if
+        nobody wants it any more, `return_`, `start_prefill` and `end_prefill` end the need.
+        """
         self.need()
         self.return_()
         self.start_prefill()

@@ -206,6 +206,44 @@ def test_where_the_base_is_full_a_return_preempts_and_the_tokens_stay(
     assert {v.outcome for v in views} == {Outcome.SERVED}
 
 
+def test_a_prompt_that_waits_for_blocks_or_is_gone_keeps_nobody_from_lending(
+    live: Callable[..., Live],
+) -> None:
+    """It needed the reserve when it came; the others only decode while it waits, and after it."""
+    run = live(12, 8)
+    run.submit("decodes", stream("a", 200), 150)
+    run.step()
+    run.step()
+    assert run.memory.mode is Mode.LENT
+    run.submit("waits", stream("b", 300), 2)  # ten blocks, where five of twelve are free
+    run.step()
+    assert run.memory.mode is Mode.HOME
+    run.step()
+    assert run.memory.mode is Mode.LENT
+    run.drain()
+    assert list(map(len, run.outputs().values())) == [150, 2]
+
+    driver = Failing(TwinDriver(), lambda _call: False)
+    run = live(12, 8, driver=driver)
+    run.submit("decodes", stream("a", 40), 60)
+    run.step()
+    run.step()
+    run.submit("leaves", stream("b", 40), 2)
+    driver.fails = lambda _call: True
+    run.step()  # the reserve cannot come home, so it is not admitted
+    run.runtime.abort("leaves")
+    driver.fails = lambda _call: False
+    run.step()
+    run.step()
+    assert run.memory.mode is Mode.LENT
+    assert not run.memory.needed
+    assert (
+        run.controller.base_free() < run.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    )
+    run.drain()
+    assert run.judge.violations == []
+
+
 def resident_kb() -> int:
     """Shared memory that this process has touched and that is mapped, in KiB."""
     for line in Path("/proc/self/status").read_text().splitlines():
