@@ -263,9 +263,13 @@ class ElasticMemory:
     def prefill(self) -> Iterator[tuple[int, int]]:
         """A prefill step: the reserve comes home first (E1); address and length of activations.
 
-        Where the return fails the reserve is still needed, and nothing is lent.  Enter again; or, if
-        nobody wants it any more, `return_`, `start_prefill` and `end_prefill` end the need.
+        One inside another ends with the outer one.  Where the return fails the reserve is still
+        needed, and nothing is lent.  Enter again; or, if nobody wants it any more, `return_`,
+        `start_prefill` and `end_prefill` end the need.
         """
+        if self.in_prefill:
+            yield self.activations
+            return
         self.need()
         self.return_()
         self.start_prefill()

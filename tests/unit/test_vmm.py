@@ -282,6 +282,16 @@ def test_e1_nothing_is_lent_to_a_prefill_that_needs_it() -> None:
         assert address == made.activations[0]
 
 
+def test_e1_a_prefill_inside_another_ends_with_the_outer_one() -> None:
+    made = memory()
+    with made.prefill() as outer:
+        with made.prefill() as inner:
+            assert inner == outer
+        with pytest.raises(Refused, match="E1"):
+            made.lend()
+    assert made.lend()
+
+
 def test_e2_lent_ids_are_in_the_pool_only_while_mapped() -> None:
     made = memory()
     pool = BlockPool(made)
