@@ -1,5 +1,5 @@
 # `make gate` checks everything, `make test` tests the checker.  Both set themselves up in .venv.
-#   ENGINE=none       leaves the live engines (vLLM and SGLang on torch, some 2.9 GB) out; vllm and sglang set up one
+#   ENGINE=none       leaves the live engines (vLLM and SGLang on torch, some 3.3 GB) out; vllm and sglang set up one
 #   GPU_ARGS='--vllm DIR' goes to tools/gpu_check.py
 #   TESTS=DIR         a vLLM source distribution: its own tests, for `make detection`
 #   DETECTION_ARGS='...' goes to tools/detection.py (--limit N, --seconds S, --jobs N)

@@ -811,7 +811,7 @@ def bench(chunks: tuple[int, ...], progress: Progress) -> Report:
 )
 @_checks
 def demo(pace: float, progress: Progress) -> Report:
-    """Ten scenes on the CPU twin of the allocator."""
+    """Scenes on the CPU twin of the allocator."""
     return engines.extension("elastic-demo")(progress, pace)
 
 

@@ -29,6 +29,11 @@ PATH_VARIABLE: Final = "KVCLAIMS_ENGINE_PATH"
 """Set in a process whose import path already starts with the folder of `--engine-path`."""
 
 
+def given_path() -> str | None:
+    """The folder of `--engine-path`, None without."""
+    return os.environ.get(PATH_VARIABLE)
+
+
 def names() -> tuple[str, ...]:
     """Every registered engine, the reference first."""
     found = {point.name for point in entry_points(group=GROUP)}

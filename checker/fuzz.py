@@ -9,6 +9,7 @@ leaves too many steps of the machine untaken shows nothing and is VACUOUS.
 from __future__ import annotations
 
 import gc
+import shlex
 import tempfile
 import time
 from collections import Counter
@@ -25,6 +26,7 @@ from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
+from kvclaims.checker import engines
 from kvclaims.checker.baseline import Allowed, KnownFinding, allowing
 from kvclaims.checker.counterexample import (
     FOLDER,
@@ -314,7 +316,9 @@ class FuzzReport:
         if self.finding is not None and self.program is not None:
             yield from shown(self.finding, self.program)
             if self.file is not None:
-                yield f"  run it again: kvclaims replay {self.file}"
+                path = engines.given_path()
+                where = f" --engine-path {shlex.quote(path)}" if path else ""
+                yield f"  run it again: kvclaims replay {self.file}{where}"
             else:
                 yield f"  not kept: {self.unwritten}"
         yield f"{self.verdict}"

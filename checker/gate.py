@@ -324,7 +324,7 @@ def _own_findings(name: str) -> Path | None:
 
 def _require_engine_path_used(report: GateReport) -> None:
     """With `--engine-path`, at least one engine must have run from there."""
-    wanted = gatefiles.engine_path()
+    wanted = engines.given_path()
     if wanted is None:
         return
     ran = {p.engine for p in report.parts if p.engine and not p.missing}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from xml.etree import ElementTree
 
 from kvclaims.checker import children
 from kvclaims.checker.counterexample import FORMAT
-from kvclaims.checker.engines import PATH_VARIABLE, REFERENCE
+from kvclaims.checker.engines import REFERENCE
 from kvclaims.checker.report import page_of_gate, write_page
 from kvclaims.checker.verdicts import Progress
 from kvclaims.spec.interface import BadOperation
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
     from kvclaims.checker.gate import GateReport, Part
 
 _OWN: Final = ("report.html", "junit.xml", "results.sarif", "trace.jsonl", "gate.json")
-
-
-def engine_path() -> str | None:
-    """The folder of `--engine-path`, None without."""
-    return os.environ.get(PATH_VARIABLE)
 
 
 def prepare(output: Path) -> Path:

@@ -182,7 +182,12 @@ class LitmusReport:
             for name in sorted({name for case in result.cases for name in case.not_exposed}):
                 yield f"      {NOT_EXPOSED}: {name}"
         runs = sum(len(program.cases) for program in self.programs)
-        yield f"{counted(len(self.programs), 'program')}, {counted(runs, 'run')}: {self.verdict}"
+        lacking = sum(result.verdict is Verdict.NOT_EXPOSED for result in self.programs)
+        without = f", {lacking} {NOT_EXPOSED}" if lacking and lacking < len(self.programs) else ""
+        yield (
+            f"{counted(len(self.programs), 'program')}, {counted(runs, 'run')}: "
+            f"{self.verdict}{without}"
+        )
 
 
 def _shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""`kvclaims elastic demo`: ten scenes on the CPU twin, each with what the memory looks like."""
+"""`kvclaims elastic demo`: scenes on the CPU twin, each with what the memory looks like."""
 
 from __future__ import annotations
 
