@@ -215,7 +215,8 @@ class Knowledge:
                 self._queue.remove(request.name)
             match event.event:
                 case "active_request_preempted":
-                    request.is_measured = self._tells_computed
+                    # A step before this one may still bring it a token while it waits.
+                    request.is_measured = self._tells_computed and len(self.under_way) <= 1
                     self._queue.insert(0, request.name)
                 case "active_request_admitted":
                     request.hits = event.data["hit_blocks"]

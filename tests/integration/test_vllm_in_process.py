@@ -6,7 +6,9 @@ import pytest
 from vllm_world import NEEDS_VLLM, World
 
 from kvclaims.bridge.vllm.engine import IN_PROCESS
-from kvclaims.spec.interface import BadOperation, Predicate, PredicateKind
+from kvclaims.checker.supervise import Program, supervise
+from kvclaims.spec.interface import BadOperation, PoolConfig, Predicate, PredicateKind
+from kvclaims.spec.operations import parse
 from kvclaims.spec.vocabulary import Decision, Outcome, Phase, Protection
 
 pytestmark = NEEDS_VLLM
@@ -255,3 +257,17 @@ def test_a_closed_runtime_takes_no_operation() -> None:
     with pytest.raises(BadOperation, match="closed"):
         w.runtime.step()
     assert w.runtime.events()[-1].event == "trace_closed"
+
+
+def test_a_request_preempted_in_flight_is_longer_when_it_comes_back() -> None:
+    """Its token arrives after it has given way: what it finds then is more than before (P5, T2)."""
+    operations = [
+        {"op": "submit", "request": "r1", "content": [["B", 5], ["C", 3]], "max_new_tokens": 2},
+        {"op": "submit", "request": "r2", "content": [["B", 1]], "max_new_tokens": 2},
+        {"op": "dispatch"},
+        {"op": "dispatch"},
+        {"op": "step"},
+    ]
+    config = PoolConfig(usable=10, block_size=4, defer_limit=0, in_flight=2)
+    program = Program(config, tuple(map(parse, operations)))
+    assert supervise(IN_PROCESS, None, program) == ()
