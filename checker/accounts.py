@@ -50,6 +50,11 @@ class Tables:
         """A new generation of a claim has lent nothing."""
         self.lent = {block: c for block, c in self.lent.items() if c != claim}
 
+    def covered(self, claim: str, block: int) -> None:
+        """What a claim lent and covers now is a loan no more, also once it loses the block."""
+        if self.lent.get(block) == claim:
+            del self.lent[block]
+
     def left(self, request: str) -> None:
         self.blocks.pop(request, None)
         held = set().union(*self.blocks.values())

@@ -530,6 +530,7 @@ class Fold:
             self._break("L2", f"claim {claim.claim_id} protects a block while {claim.phase}")
         claim.blocks[event.data["position"]] = event.data["block_id"]
         self._covers.setdefault(event.data["block_id"], {})[claim.claim_id] = None
+        self.tables.covered(claim.claim_id, event.data["block_id"])
         self._taken.pop(claim.claim_id, None)
 
     def _materialized(self, event: Event) -> None:

@@ -220,7 +220,8 @@ class _Stretch:
             event = event_of(next(rows_in(self.rows.slice(row, 1))))
         except TraceError as error:
             raise TraceError(f"row {number + row}: {error}") from None
-        if event.event in _READS_TABLES:
+        ends_a_loan = event.event == COVERED and (self.lends or fold.tables.lent)
+        if event.event in _READS_TABLES or ends_a_loan:
             tables.catch_up(row)
         fold.take(event)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvclaims.checker.drawing import CODE, Drawer
@@ -172,7 +172,16 @@ def test_an_operation_that_tells_nothing_has_a_step_of_its_own() -> None:
     assert texts(timeline(runtime.events(), told))[1:] == ["step: no event"]
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None)
+@example(  # a block that was lent and then covered is lost to a fault: no loan is left of it
+    4,
+    [
+        bytes([0, 0, 1, 0, 1, *[0] * 9]),
+        bytes([115, 0, 0, 3, *[0] * 9]),
+        bytes([6, *[0] * 13]),
+        bytes([231, 0, 1, *[0] * 11]),
+    ],
+)
 @given(
     st.integers(4, 14),
     st.lists(st.binary(min_size=CODE, max_size=CODE), min_size=1, max_size=40),
