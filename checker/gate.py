@@ -352,8 +352,8 @@ def _run_all(
     }
     jobs = {**own, **of_engines}
     with ThreadPoolExecutor(WORKERS) as pool:
-        futures = {key: pool.submit(job) for key, job in jobs.items()}
-        try:
+        try:  # the first child may run, and Ctrl-C come, before the last job is submitted
+            futures = {key: pool.submit(job) for key, job in jobs.items()}
             done = {key: future.result() for key, future in futures.items()}
         except BaseException:
             children.end_all()
