@@ -172,7 +172,7 @@ def _tla(instance: Instance, path: Path) -> Written:
     module = tla(instance, path.stem)
     return (
         [module.text, module.config],
-        f"check it with: java -cp tla2tools.jar tlc2.TLC {path.name}",
+        f"check it with: java -cp tla2tools.jar tlc2.TLC -deadlock {path.name}",
     )
 
 

@@ -123,7 +123,7 @@ def count_with_tlc(instance: Instance, *, workers: int = 1) -> TlcCount:
         Path(place, f"{module.name}.tla").write_text(module.text, encoding="utf-8")
         Path(place, f"{module.name}.cfg").write_text(module.config, encoding="utf-8")
         command = ["java", "-XX:+UseParallelGC", "-cp", str(jar.resolve()), "tlc2.TLC"]
-        command += ["-workers", str(workers), "-metadir", place, f"{module.name}.tla"]
+        command += ["-deadlock", "-workers", str(workers), "-metadir", place, f"{module.name}.tla"]
         said = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
     found = re.search(r"([\d,]+) distinct states found", said.stdout)
     version = re.search(r"TLC2 Version (\S+)", said.stdout)
@@ -492,7 +492,6 @@ class _Writer:
 
     def _config(self) -> Iterator[str]:
         yield "SPECIFICATION Spec"
-        yield "CHECK_DEADLOCK FALSE"
         yield "CONSTANTS"
         for sort, name in self.sorts.items():
             if not sort.values and sort != BOOL:

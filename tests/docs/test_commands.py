@@ -140,7 +140,13 @@ def test_make_knows_what_it_is_asked_for(command: str) -> None:
 
 
 def test_make_help_lists_every_target() -> None:
-    ran = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        ["make", "--no-print-directory", "help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     listed = {line.split()[1] for line in ran.stdout.splitlines()}
     (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert listed == set(phony.split())
