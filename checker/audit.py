@@ -22,6 +22,7 @@ from kvclaims.checker.accounts import Held, Tables, recount
 from kvclaims.checker.rows import PARQUET, Row, rows_of
 from kvclaims.checker.verdicts import Violation, counted
 from kvclaims.spec.claims import TABLE
+from kvclaims.spec.fidelity import Fidelity
 from kvclaims.spec.telemetry import EVENTS, Event, TraceError, parse_event
 from kvclaims.spec.vocabulary import (
     RESPONSIBLE,
@@ -42,8 +43,9 @@ _FLAG: Final = "true or false"
 _NAMES: Final = "a list of names"
 _NUMBERS: Final = "a list of whole numbers"
 _PAIRS: Final = "a list of pairs of a name and a number"
-_PREDICATE: Final = "a record of kind, start and n"
+_PREDICATE: Final = "a record of kind, start and n, and of its fidelity if that is not exact"
 _STANDING: Final = "a record of holds, leading and survivors"
+_LESS_THAN_EXACT: Final = frozenset(Fidelity) - {Fidelity.EXACT}
 
 
 def _is_pair(value: object) -> bool:
@@ -51,6 +53,12 @@ def _is_pair(value: object) -> bool:
     if not isinstance(value, list) or len(value) != 2:
         return False
     return isinstance(value[0], str) and type(value[1]) is int
+
+
+def _is_predicate(value: object) -> bool:
+    if _is_record(value, kind=str, start=int, n=int, fidelity=str):
+        return value["fidelity"] in _LESS_THAN_EXACT  # type: ignore[index]
+    return _is_record(value, kind=str, start=int, n=int)
 
 
 def _is_record(value: object, **fields: type) -> bool:
@@ -64,7 +72,7 @@ _IS: Final[dict[str, Callable[[object], bool]]] = {
     _NAMES: lambda v: isinstance(v, list) and all(isinstance(n, str) for n in v),
     _NUMBERS: lambda v: isinstance(v, list) and all(type(n) is int for n in v),
     _PAIRS: lambda v: isinstance(v, list) and all(map(_is_pair, v)),
-    _PREDICATE: lambda v: _is_record(v, kind=str, start=int, n=int),
+    _PREDICATE: _is_predicate,
     _STANDING: lambda v: _is_record(v, holds=bool, leading=int, survivors=int),
 }
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 from kvclaims.checker.audit import Fold, read_runs
 from kvclaims.checker.engines import first_line
@@ -19,6 +20,7 @@ from kvclaims.checker.programs import FIELD_RULES, Case, Lowering, Program, buil
 from kvclaims.checker.verdicts import Progress, Violation, counted, worst
 from kvclaims.checker.watching import introduce, watch
 from kvclaims.spec.content import content_ids, tokens_of
+from kvclaims.spec.fidelity import Fidelity
 from kvclaims.spec.interface import (
     BadOperation,
     Engine,
@@ -33,6 +35,9 @@ from kvclaims.spec.interface import (
 from kvclaims.spec.operations import NoProgress, Operation, needs, perform
 from kvclaims.spec.telemetry import Event, TraceError
 from kvclaims.spec.vocabulary import Phase, Verdict
+
+if TYPE_CHECKING:
+    from kvclaims.checker.measure import MechanismReport
 
 NOT_EXPOSED: Final = str(Verdict.NOT_EXPOSED)
 
@@ -235,6 +240,16 @@ def run_case(engine: Engine, program: Program, case: Case) -> CaseResult:
     )
 
 
+@cache
+def _measured(mechanism: str) -> MechanismReport:
+    """Raises EngineMissing where torch is not there."""
+    try:
+        from kvclaims.checker import measure
+    except ImportError as error:
+        raise EngineMissing(f"mechanisms need torch ({first_line(error)})") from None
+    return measure.measure(measure.find(mechanism))
+
+
 def _is_partial(operation: Operation) -> bool:
     """Whether the operation speaks of blocks that are partly filled."""
     return any(segment.tokens for segment in operation.fields.get("content", ()))
@@ -276,11 +291,13 @@ class _Run:
     def perform(self) -> Iterator[Violation]:
         """Do every operation, then read and close the runtime."""
         size = self.engine.block_size
-        config = PoolConfig(self.case.usable, size, self.program.defer_limit)
         run_id = "-".join(filter(None, (self.program.id, self.case.name.replace("/", "-"))))
         number, doing = 0, "opening the pool"
         try:
             self._check_features()
+            config = PoolConfig(
+                self.case.usable, size, self.program.defer_limit, fidelity=self._fidelity()
+            )
             runtime = self._open(config, run_id)
             try:
                 self._watch(runtime)
@@ -310,8 +327,29 @@ class _Run:
         lacks = sorted(set().union(*(needs(o) for o in self.case.operations)) - has)
         if lacks:
             raise NotExposed(f"the engine has no {', '.join(lacks)}")
+        if self.case.mechanism is not None and Feature.FIDELITY not in has:
+            raise NotExposed("no mechanism keeps the KV of its blocks")
         if self.engine.block_size == 1 and any(map(_is_partial, self.case.operations)):
             raise NotExposed("a block that is partly filled: the engine's block is one token")
+
+    def _fidelity(self) -> Fidelity:
+        """What survives in this pool: what its mechanism was measured to give."""
+        if self.case.mechanism is None:
+            return Fidelity.EXACT
+        try:
+            report = _measured(self.case.mechanism)
+        except EngineMissing as error:
+            raise NotExposed(first_line(error)) from None
+        if report.measured is None:
+            raise NotExposed(f"{self.case.mechanism} gives no class that could be measured")
+        served = report.served
+        off = served.output_error
+        self.observed |= {
+            "exact_tokens": served.exact_tokens,
+            "leading_tokens": served.leading_tokens,
+            "output_error": None if off is None else round(off, 2),
+        }
+        return report.measured
 
     def _watch(self, runtime: Runtime) -> None:
         try:

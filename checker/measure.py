@@ -79,15 +79,37 @@ STRONGEST_FIRST: Final = (
 
 
 @dataclass(frozen=True)
+class Served:
+    """What a reader gets of the prompt, whatever it asked for: of its tokens, how many are exact
+    and how many of those lead (None where no KV of any token is served, only outputs), and the
+    largest error of an attention output, relative to the output."""
+
+    declined: str = ""
+    exact_tokens: int | None = None
+    leading_tokens: int | None = None
+    output_error: float | None = None
+
+    def __str__(self) -> str:
+        if self.declined:
+            return f"nothing ({self.declined})"
+        if self.leading_tokens is None:
+            return f"outputs off by {self.output_error:.2g}, and no KV of any token"
+        text = f"{self.leading_tokens} leading exact tokens of {len(TOKENS)}"
+        if self.leading_tokens < len(TOKENS):
+            text += f", the first wrong one at {self.leading_tokens}"
+        return f"{text}, outputs off by {self.output_error:.2g}"
+
+
+@dataclass(frozen=True)
 class Ask:
     """A claim that asks for a class, and what its reader would have been served regardless."""
 
     asked: Fidelity
     granted: bool
-    served: str
+    served: Served
 
     def to_json(self) -> dict[str, Any]:
-        return {"asked": self.asked, "granted": self.granted, "would_be_served": self.served}
+        return {"asked": self.asked, "granted": self.granted, "would_be_served": str(self.served)}
 
 
 @dataclass(frozen=True)
@@ -96,7 +118,7 @@ class MechanismReport:
 
     declaration: Declaration
     evidence: tuple[Evidence, ...]
-    served: str
+    served: Served
 
     @property
     def undeclared(self) -> bool:
@@ -297,18 +319,15 @@ class Bench:
             worst = max(worst, _known(float((served - truth).norm() / truth.norm())))
         return worst
 
-    def would_be_served(self) -> str:
-        """In words, what a reader gets who asks for more than there is."""
+    def would_be_served(self) -> Served:
+        """What a reader gets who asks for more than there is."""
         if self.served.declined:
-            return f"nothing ({self.served.declined})"
+            return Served(self.served.declined)
+        error = self.output_error(self.served)
         if self.served.keys is None:
-            return f"outputs off by {self.output_error(self.served):.2g}, and no KV of any token"
+            return Served(output_error=error)
         exact = self.exact_tokens(self.served)
-        leading = _leading(exact)
-        text = f"{leading} leading exact tokens of {len(TOKENS)}"
-        if leading < len(TOKENS):
-            text += f", the first wrong one at {leading}"
-        return f"{text}, outputs off by {self.output_error(self.served):.2g}"
+        return Served("", int(exact.sum()), _leading(exact), error)
 
 
 def _difference(served: Any, truth: Any) -> Any:

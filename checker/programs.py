@@ -9,7 +9,8 @@ A program file holds
     [expect]                       field = value, see `FIELDS`
 
 A matrix has a list of pools in `usable` and one or more `[[mode]]`, each with a `name`, its own
-`do`, an `expect` that is the same in every pool and an `expect_each` with one value per pool.
+`do`, an `expect` that is the same in every pool and an `expect_each` with one value per pool.  A
+mode may name the `mechanism` that keeps the KV of its pool: what that really gives is measured.
 `fold = "L3"` judges the trace of another program; `[lowering]` with `promised` and `offered`
 runs the program with another protection and asks whether the promise survives.
 
@@ -71,6 +72,9 @@ FIELDS: Final[dict[str, tuple[Check, str]]] = {
     "materialized": (lambda value: type(value) is bool, "true or false"),
     "kv_intact": (_is_count, "a count"),
     "lowering": (lambda value: value in ("rejected", "accepted"), "rejected or accepted"),
+    "exact_tokens": (_is_count, "a count"),
+    "leading_tokens": (_is_count, "a count"),
+    "output_error": (lambda value: type(value) is float and value >= 0, "a number such as 0.34"),
 }
 """What a program may expect, with the check of its value.
 
@@ -78,7 +82,9 @@ Counts are of events in the whole run, except: `shortfall`, `free` (blocks in th
 it was refused), `blocking_claims`, `waits_on` (of its first deferral), `deferred`, `hit_blocks`
 and `new_reusable` (contents of the request that became resident) speak of the program's request;
 `leading`, `survivors` and `materialized` of its claim; `kv_intact` counts marked blocks whose KV
-bytes did not change."""
+bytes did not change.  What a reader of the mode's mechanism is served, whatever was promised:
+`exact_tokens` and of those `leading_tokens`, and `output_error`, the largest relative error of an
+attention output, to two decimals."""
 
 FIELD_RULES: Final = {
     "outcome": "F4",
@@ -102,6 +108,9 @@ FIELD_RULES: Final = {
     "materialized": "L7",
     "kv_intact": "P1",
     "lowering": "L5",
+    "exact_tokens": "L2",
+    "leading_tokens": "L2",
+    "output_error": "L2",
 }
 """The rule that is broken where a number is another than expected."""
 
@@ -118,6 +127,7 @@ OF_REQUEST: Final = frozenset(
     }
 )
 OF_CLAIM: Final = frozenset({"leading", "survivors", "materialized"})
+OF_MECHANISM: Final = frozenset({"exact_tokens", "leading_tokens", "output_error"})
 
 
 @dataclass(frozen=True)
@@ -136,6 +146,8 @@ class Case:
     usable: int
     operations: tuple[Operation, ...]
     expect: Mapping[str, Any]
+    mechanism: str | None = None
+    """What keeps the KV of the pool; None for the engine as it is."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +247,10 @@ class _Reader:
     def _cases(self, raw: dict[str, Any]) -> tuple[Case, ...]:
         if "mode" not in raw:
             usable = self._pool(raw.get("usable"), "usable")
-            return (Case("", usable, self._operations(raw, ""), self._expect(raw, "expect", "")),)
+            expect = self._expect(raw, "expect", "")
+            if odd := sorted(OF_MECHANISM & expect.keys()):
+                raise self._wrong(f"expecting {odd[0]} needs a mode with a 'mechanism'")
+            return (Case("", usable, self._operations(raw, ""), expect),)
         sizes = raw.get("usable")
         if not isinstance(sizes, list) or not sizes:
             raise self._wrong("usable must be a list of pools in a matrix")
@@ -248,10 +263,11 @@ class _Reader:
     def _mode(self, mode: object, pools: list[int]) -> list[Case]:
         if not isinstance(mode, dict):
             raise self._wrong("mode must be a list of tables")
-        self._only(mode, {"name", "do", "expect", "expect_each"}, "mode: ")
+        self._only(mode, {"name", "do", "expect", "expect_each", "mechanism"}, "mode: ")
         name = self._text(mode, "name")
         where = f"mode {name!r}: "
         operations = self._operations(mode, where)
+        mechanism = self._optional_text(mode, "mechanism")
         same = self._expect(mode, "expect", where) if "expect" in mode else {}
         each = mode.get("expect_each", {})
         if not isinstance(each, dict):
@@ -263,7 +279,9 @@ class _Reader:
         for index, usable in enumerate(pools):
             own = {field: values[index] for field, values in each.items()}
             expect = {**same, **self._checked(own, f"{where}expect_each: ")}
-            cases.append(Case(f"{name}/{usable}", usable, operations, expect))
+            if mechanism is None and (odd := sorted(OF_MECHANISM & expect.keys())):
+                raise self._wrong(f"{where}expecting {odd[0]} needs a 'mechanism'")
+            cases.append(Case(f"{name}/{usable}", usable, operations, expect, mechanism))
         return cases
 
     def _operations(self, table: dict[str, Any], where: str) -> tuple[Operation, ...]:

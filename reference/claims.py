@@ -77,7 +77,7 @@ class Claim:
 
     def clip(self, blocks: int) -> None:
         """Speak of the first `blocks` positions only."""
-        self.granted = Predicate(self.granted.kind, blocks, self.granted.start)
+        self.granted = self.granted.clipped(blocks)
         self.keys = {p: self.keys[p] for p in self.granted.positions}
 
 

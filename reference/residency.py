@@ -16,11 +16,13 @@ from kvclaims.reference.memory import Memory
 from kvclaims.reference.narrator import Narrator
 from kvclaims.reference.pool import Refused
 from kvclaims.spec.content import content_ids
+from kvclaims.spec.fidelity import satisfies
 from kvclaims.spec.interface import (
     BadOperation,
     ClaimAnswer,
     ClaimSpec,
     ClaimView,
+    PoolConfig,
     Predicate,
     PredicateKind,
 )
@@ -39,12 +41,15 @@ class Loss:
 class Residency:
     """The claims on one pool and the blocks that stand for them."""
 
-    def __init__(self, ledger: Ledger, narrator: Narrator, memory: Memory, block_size: int) -> None:
+    def __init__(
+        self, ledger: Ledger, narrator: Narrator, memory: Memory, config: PoolConfig
+    ) -> None:
         self._ledger = ledger
         self._memory = memory
         self._pool = ledger.pool
         self._narrator = narrator
-        self._block_size = block_size
+        self._block_size = config.block_size
+        self._fidelity = config.fidelity
         self._claims = Declared()
 
     # --- what owners and time do ------------------------------------------------------------
@@ -59,7 +64,7 @@ class Residency:
             entry,
             owner=claim.owner,
             protection=claim.protection.value,
-            predicate=_predicate_record(claim.predicate),
+            predicate=claim.predicate.to_json(),
             footprint=claim.predicate.n,
             duration=claim.duration,
         )
@@ -241,6 +246,9 @@ class Residency:
         spec, headroom = entry.spec, self._pool.headroom
         if spec.protection is Protection.OFFLOADABLE:
             return ClaimAnswer(Decision.REFUSED, "no tier", 0, headroom, None)
+        if not satisfies(self._fidelity, spec.predicate.fidelity):
+            reason = f"{spec.predicate.fidelity} is asked, {self._fidelity} survives"
+            return ClaimAnswer(Decision.REFUSED, reason, 0, headroom, None)
         if not entry.hard:
             return ClaimAnswer(
                 Decision.ACCEPTED, "soft claims reserve nothing", 0, headroom, entry.granted
@@ -254,7 +262,7 @@ class Residency:
             for blocks in range(spec.predicate.n - 1, spec.min_blocks - 1, -1):
                 less = self._cost(entry, blocks)
                 if less <= headroom:
-                    granted = Predicate(PredicateKind.LEADING, blocks)
+                    granted = spec.predicate.clipped(blocks)
                     return ClaimAnswer(
                         Decision.CLIPPED, "clipped to the headroom", less, headroom, granted
                     )
@@ -279,7 +287,7 @@ class Residency:
             entry,
             decision=answer.decision.value,
             reason=answer.reason,
-            granted=_predicate_record(granted),
+            granted=granted.to_json(),
             cost_blocks=answer.cost,
             headroom_before=answer.headroom,
         )
@@ -439,7 +447,3 @@ class Residency:
             prefix_id=entry.keys[entry.granted.positions[-1]],
             **data,
         )
-
-
-def _predicate_record(predicate: Predicate) -> dict[str, Any]:
-    return {"kind": predicate.kind.value, "start": predicate.start, "n": predicate.n}

@@ -47,7 +47,7 @@ class MicroRuntime:
         self._narrator = Narrator(config, run_id, self._pool)
         self._ledger = Ledger(self._pool, self._narrator.note_step)
         self._memory = Memory(config.block_size)
-        self._residency = Residency(self._ledger, self._narrator, self._memory, config.block_size)
+        self._residency = Residency(self._ledger, self._narrator, self._memory, config)
         self._scheduler = Scheduler(
             config, self._ledger, self._residency, self._narrator, self._memory
         )

@@ -9,12 +9,13 @@ as such and never counted as passed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 from kvclaims.spec.content import cache_domain
+from kvclaims.spec.fidelity import Fidelity
 from kvclaims.spec.telemetry import Event
 from kvclaims.spec.vocabulary import Decision, Outcome, Phase, Protection
 
@@ -45,6 +46,8 @@ class Predicate:
     kind: PredicateKind
     n: int
     start: int = 0
+    fidelity: Fidelity = Fidelity.EXACT
+    """What "survive" means (contract, *Terms*)."""
 
     def __post_init__(self) -> None:
         if self.n <= 0 or self.start < 0:
@@ -56,6 +59,17 @@ class Predicate:
     def positions(self) -> range:
         """Logical positions of blocks that have to survive."""
         return range(self.start, self.start + self.n)
+
+    def clipped(self, n: int) -> Predicate:
+        """The same of fewer positions (L2)."""
+        return replace(self, n=n)
+
+    def to_json(self) -> dict[str, Any]:
+        """As events carry it: `fidelity` only where it is not exact."""
+        record = {"kind": self.kind.value, "start": self.start, "n": self.n}
+        if self.fidelity is not Fidelity.EXACT:
+            record["fidelity"] = self.fidelity.value
+        return record
 
 
 MOST_BLOCKS: Final = 1_000_000
@@ -96,6 +110,8 @@ class Feature(StrEnum):
     """Its runtimes are `Lender`: part of the pool comes and goes."""
     FINGERPRINTS = "fingerprints"
     """Memory holds `spec.content.fingerprint` values; without it, digests are learned."""
+    FIDELITY = "fidelity"
+    """`PoolConfig.fidelity` may be other than exact."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +134,9 @@ class PoolConfig:
     """Speculative tokens that each decode step drafts; a request says how many are accepted."""
     windows: tuple[int, ...] = (0,)
     """One KV group each: 0 for full attention, else the tokens of its sliding window."""
+    fidelity: Fidelity = Fidelity.EXACT
+    """What is served of a block that survives: the class of the mechanism that keeps its KV.  A
+    claim that asks for more than this class gives is refused (L2)."""
 
     def __post_init__(self) -> None:
         if self.policy not in (FCFS, PRIORITY) or not self.windows or min(self.windows) < 0:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvclaims.spec.content import cache_domain, content_from_json, content_to_json, tokens_of
+from kvclaims.spec.fidelity import Fidelity
 from kvclaims.spec.interface import (
     BadOperation,
     ClaimSpec,
@@ -102,6 +103,10 @@ def _kind(value: object) -> PredicateKind:
     return PredicateKind(str(value))
 
 
+def _fidelity(value: object) -> Fidelity:
+    return Fidelity(str(value))
+
+
 Reader = Callable[[object], Any]
 
 _CONTENT: Final[dict[str, Reader]] = {"content": content_from_json}
@@ -114,6 +119,7 @@ SCHEMA: Final[dict[str, tuple[dict[str, Reader], dict[str, Reader]]]] = {
         {
             "kind": _kind,
             "start": _count,
+            "fidelity": _fidelity,
             "protection": _protection,
             "generation": _positive,
             "owner": _text,
@@ -286,7 +292,8 @@ def claim_spec(fields: Mapping[str, Any], block_size: int) -> ClaimSpec:
         )
         if key in fields
     }
-    predicate = Predicate(kind, fields["n"], fields.get("start", 0))
+    fidelity = fields.get("fidelity", Fidelity.EXACT)
+    predicate = Predicate(kind, fields["n"], fields.get("start", 0), fidelity)
     return ClaimSpec(fields["claim"], tokens_of(fields["content"], block_size), predicate, **rest)
 
 

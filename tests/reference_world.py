@@ -10,6 +10,7 @@ from typing import Any
 
 from kvclaims.reference.engine import ENGINE
 from kvclaims.spec.content import Segment, content_ids, tokens_of
+from kvclaims.spec.fidelity import Fidelity
 from kvclaims.spec.interface import (
     ClaimAnswer,
     ClaimSpec,
@@ -29,9 +30,11 @@ from kvclaims.spec.vocabulary import Protection
 class World:
     """A reference runtime with blocks of 4 tokens, the steps it told, and short verbs."""
 
-    def __init__(self, usable: int, *, block_size: int = 4, defer_limit: int = 1) -> None:
+    def __init__(
+        self, usable: int, *, block_size: int = 4, defer_limit: int = 1, **more: Any
+    ) -> None:
         self.size = block_size
-        self.runtime = ENGINE.open(PoolConfig(usable, block_size, defer_limit), "test")
+        self.runtime = ENGINE.open(PoolConfig(usable, block_size, defer_limit, **more), "test")
         self.steps: list[PoolStep] = []
         self.runtime.listen(self.steps.append)
 
@@ -62,13 +65,14 @@ class World:
         n: int | None = None,
         *,
         start: int | None = None,
+        fidelity: Fidelity = Fidelity.EXACT,
         protection: Protection = Protection.HARD,
         **more: Any,
     ) -> ClaimAnswer:
         tokens = self.tokens(content)
         blocks = n or len(tokens) // self.size
         kind = PredicateKind.LEADING if start is None else PredicateKind.RANGE
-        predicate = Predicate(kind, blocks, start or 0)
+        predicate = Predicate(kind, blocks, start or 0, fidelity)
         return self.runtime.declare(
             ClaimSpec(claim, tokens, predicate, protection=protection, **more)
         )

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from kvclaims.spec.content import Segment, content_ids, tokens_of
+from kvclaims.spec.fidelity import Fidelity
 from kvclaims.spec.interface import (
     BadOperation,
     ClaimAnswer,
@@ -86,11 +87,12 @@ class World:
         *,
         n: int | None = None,
         start: int = 0,
+        fidelity: Fidelity = Fidelity.EXACT,
         **more: Any,
     ) -> ClaimAnswer:
         tokens = self.tokens(content)
         kind = PredicateKind.RANGE if start else PredicateKind.LEADING
-        predicate = Predicate(kind, n or len(tokens) // self.size - start, start)
+        predicate = Predicate(kind, n or len(tokens) // self.size - start, start, fidelity)
         return self.runtime.declare(
             ClaimSpec(claim, tokens, predicate, protection=protection, **more)
         )

@@ -5,7 +5,8 @@
      "generation": 1, "owner": "team-a", "tokens": [1, 2, 3], "salt": "", "adapter": ""}
 
 Only `claim_id` is needed (and `tokens`, where the claim does not come with a request).  Without a
-predicate it speaks of all full blocks of its content.
+predicate it speaks of all full blocks of its content.  A predicate may name the `fidelity` it asks
+for: an engine that keeps exact KV refuses `state` and `position_independent`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvclaims.bridge.serving.settings import NAME
+from kvclaims.spec.fidelity import Fidelity
 from kvclaims.spec.interface import ClaimSpec, Predicate, PredicateKind
 from kvclaims.spec.vocabulary import Protection
 
@@ -146,8 +148,9 @@ def _protection(name: str, value: Any) -> Protection:
 
 
 def _predicate(name: str, value: Any) -> Predicate:
-    if not isinstance(value, Mapping) or not {"n"} <= set(value) <= {"kind", "n", "start"}:
-        raise BadClaim(f'{name} is {{"kind", "n", "start"}}')
+    known = {"kind", "n", "start", "fidelity"}
+    if not isinstance(value, Mapping) or not {"n"} <= set(value) <= known:
+        raise BadClaim(f'{name} is {{"kind", "n", "start", "fidelity"}}')
     start = value.get("start", 0)
     if type(start) is not int or not 0 <= start < _MOST:
         raise BadClaim("start is a whole number from 0")
@@ -158,7 +161,11 @@ def _predicate(name: str, value: Any) -> Predicate:
         raise BadClaim(f"kind is one of {', '.join(PredicateKind)}") from None
     if kind is PredicateKind.LEADING and start:
         raise BadClaim("a leading prefix starts at 0")
-    return Predicate(kind, _whole("n", value["n"]), start)
+    try:
+        fidelity = Fidelity(value.get("fidelity", Fidelity.EXACT))
+    except ValueError:
+        raise BadClaim(f"fidelity is one of {', '.join(Fidelity)}") from None
+    return Predicate(kind, _whole("n", value["n"]), start, fidelity)
 
 
 def _tokens(name: str, value: Any) -> tuple[int, ...]:

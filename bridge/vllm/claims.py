@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from kvclaims.bridge.vllm.limits import HardShare
 from kvclaims.spec.feasibility import Promise
+from kvclaims.spec.fidelity import Fidelity, satisfies
 from kvclaims.spec.interface import (
     BadOperation,
     ClaimAnswer,
@@ -349,6 +350,9 @@ class ClaimBook:
         headroom = self.headroom()
         if claim.spec.protection is Protection.OFFLOADABLE:
             return self._refuse(claim, "no tier", 0, headroom)
+        asked = claim.spec.predicate.fidelity
+        if not satisfies(Fidelity.EXACT, asked):
+            return self._refuse(claim, f"{asked} is asked, exact survives", 0, headroom)
         if not claim.hard:
             return self._accept(
                 claim, Decision.ACCEPTED, "soft claims reserve nothing", 0, headroom
@@ -361,7 +365,7 @@ class ClaimBook:
         if granted is None:
             reason = "exceeds the headroom" if cost > headroom else limit
             return self._refuse(claim, reason, cost, headroom)
-        claim.granted = Predicate(PredicateKind.LEADING, granted)
+        claim.granted = claim.granted.clipped(granted)
         claim.keys = claim.keys[:granted]
         cost = self._cost(claim, granted)
         reason = "clipped to the headroom" if granted < most else f"clipped: more {limit}"
@@ -416,7 +420,7 @@ class ClaimBook:
             claim,
             decision=decision.value,
             reason=reason,
-            granted=_predicate_record(claim.granted),
+            granted=claim.granted.to_json(),
             cost_blocks=cost,
             headroom_before=headroom,
         )
@@ -599,7 +603,7 @@ class ClaimBook:
             claim,
             owner=spec.owner,
             protection=spec.protection.value,
-            predicate=_predicate_record(spec.predicate),
+            predicate=spec.predicate.to_json(),
             footprint=claim.footprint,
             duration=spec.duration,
         )
@@ -612,7 +616,3 @@ class ClaimBook:
             prefix_id=claim.key_at(claim.granted.positions[-1]),
             **data,
         )
-
-
-def _predicate_record(predicate: Predicate) -> dict[str, Any]:
-    return {"kind": predicate.kind.value, "start": predicate.start, "n": predicate.n}

@@ -7,6 +7,7 @@ from vllm_world import NEEDS_VLLM, World
 
 from kvclaims.bridge.vllm.engine import IN_PROCESS
 from kvclaims.checker.supervise import Program, supervise
+from kvclaims.spec.fidelity import Fidelity
 from kvclaims.spec.interface import BadOperation, PoolConfig, Predicate, PredicateKind
 from kvclaims.spec.operations import parse
 from kvclaims.spec.vocabulary import Decision, Outcome, Phase, Protection
@@ -215,6 +216,8 @@ def test_claims_are_clipped_or_refused() -> None:
     refused = w.claim("more", "C10")
     assert (refused.decision, refused.cost, refused.headroom) == (Decision.REFUSED, 10, 0)
     assert w.claim("tier", "D1", Protection.OFFLOADABLE).reason == "no tier"
+    whole = w.claim("whole", "E1", fidelity=Fidelity.STATE)
+    assert (whole.decision, whole.reason) == (Decision.REFUSED, "state is asked, exact survives")
 
 
 def test_reset_succeeds_only_when_nothing_is_in_use() -> None:

@@ -106,6 +106,33 @@ def test_every_wrong_number_is_told_by_its_own_rule(
     assert len(violation["operations"]) == 6
 
 
+@pytest.mark.parametrize(("always", "accepted", "refused"), [(True, 2, 0), (False, 0, 2)])
+def test_a_runtime_that_does_not_look_at_the_class_that_is_asked_for_is_found(
+    monkeypatch: pytest.MonkeyPatch, always: bool, accepted: int, refused: int
+) -> None:
+    monkeypatch.setattr("kvclaims.reference.residency.satisfies", lambda *_: always)
+    report = run(select(["fidelity"]))
+    said = {v["message"] for v in report.to_json()["violations"] if v["rule"] in ("L2", "F2")}
+    assert said == {
+        f"accepted is {accepted}, expected 1",
+        f"claims_refused is {refused}, expected 1",
+    }
+    assert all(case.problems for case in report.programs[0].cases)
+
+
+def test_a_mechanism_that_serves_something_else_than_expected_is_found(tmp_path: Path) -> None:
+    source = Path(__file__).parents[2] / "spec" / "programs" / "fidelity.toml"
+    changed = tmp_path / "fidelity.toml"
+    text = source.read_text().replace("leading_tokens = 7", "leading_tokens = 8")
+    changed.write_text(text.replace("output_error = 0.71", "output_error = 0.7"))
+    report = run((load(changed),))
+    said = {(v["case"], v["message"]) for v in report.to_json()["violations"]}
+    assert said == {
+        ("counter-causal-surprise/80", "leading_tokens is 7, expected 8"),
+        ("think/80", "output_error is 0.71, expected 0.7"),
+    }
+
+
 def test_every_field_of_a_program_has_a_rule() -> None:
     assert FIELD_RULES.keys() == FIELDS.keys()
     assert set(FIELD_RULES.values()) <= RULES.keys()

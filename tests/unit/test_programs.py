@@ -111,6 +111,12 @@ def test_a_matrix_has_one_case_for_each_mode_and_pool(tmp_path: Path) -> None:
             "[lowering] and the expected field 'lowering' go together",
         ),
         ("usable = 8", "usable =", "not TOML: "),
+        (
+            'outcome = "served"',
+            "leading_tokens = 1",
+            "expecting leading_tokens needs a mode with a 'mechanism'",
+        ),
+        ('outcome = "served"', "output_error = 1", "expect: output_error must be a number such"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -129,6 +135,8 @@ def test_mistakes_are_named(tmp_path: Path, old: str, new: str, message: str) ->
         ("victims = [0, 1]", "victims = [0, -1]", "expect_each: victims must be a count"),
         ('name = "native"', "", "lacks 'name'"),
         ('name = "native"', 'name = "native"\nx = 1', "mode: unknown field 'x'"),
+        ('name = "native"', 'name = "native"\nmechanism = 1', "mechanism must be a text"),
+        ("victims = [0, 1]", "exact_tokens = [0, 1]", "exact_tokens needs a 'mechanism'"),
     ],
 )
 def test_mistakes_in_a_matrix_are_named(tmp_path: Path, old: str, new: str, message: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 from reference_world import World
 
 from kvclaims.spec.content import GENERATED_TOKEN
+from kvclaims.spec.fidelity import Fidelity
 from kvclaims.spec.interface import BadOperation, ClaimSpec, Predicate, PredicateKind
 from kvclaims.spec.vocabulary import Decision, Phase, Protection
 
@@ -70,6 +71,19 @@ def test_L2_a_range_is_not_clipped() -> None:
 def test_L2_there_is_no_tier_to_offload_to() -> None:
     answer = World(8).claim("c", "A2", protection=Protection.OFFLOADABLE)
     assert (answer.decision, answer.reason) == (Decision.REFUSED, "no tier")
+
+
+def test_L2_a_claim_that_asks_for_more_than_survives_is_refused() -> None:
+    w = World(8, fidelity=Fidelity.BOUNDED_LOSS)
+    answer = w.claim("c", "A2")
+    assert (answer.decision, answer.cost) == (Decision.REFUSED, 0)
+    assert answer.reason == "exact is asked, bounded_loss survives"
+    assert w.claim("d", "A2", fidelity=Fidelity.LOSSY).decision is Decision.ACCEPTED
+
+
+def test_L2_a_clipped_claim_keeps_the_class_that_it_asked_for() -> None:
+    granted = World(3).claim("c", "A6", fidelity=Fidelity.LOSSY, min_blocks=1).granted
+    assert granted == Predicate(PredicateKind.LEADING, 3, fidelity=Fidelity.LOSSY)
 
 
 @pytest.mark.parametrize(

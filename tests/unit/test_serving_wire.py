@@ -11,6 +11,7 @@ from kvclaims.bridge.serving.settings import BadSettings, Settings, read_setting
 from kvclaims.bridge.serving.tracefiles import TraceFiles, in_order
 from kvclaims.bridge.serving.wire import BadClaim, parse_order, read_duration, read_json, ticks
 from kvclaims.bridge.vllm.limits import HardShare, Limits
+from kvclaims.spec.fidelity import Fidelity
 from kvclaims.spec.interface import Predicate, PredicateKind
 from kvclaims.spec.telemetry import Recorder, parse_event
 
@@ -46,6 +47,8 @@ def test_all_full_blocks_are_meant_where_nothing_is_said() -> None:
         ({"claim_id": "c", "duration": 0}, "seconds"),
         ({"claim_id": "c", "protection": "very"}, "hard_protected"),
         ({"claim_id": "c", "predicate": {"n": 2, "m": 1}}, "predicate is"),
+        ({"claim_id": "c", "predicate": {"n": 2, "fidelity": "fine"}}, "fidelity is one of exact"),
+        ({"claim_id": "c", "predicate": {"n": 2, "fidelity": [1]}}, "fidelity is one of exact"),
         (
             {"claim_id": "c", "predicate": {"kind": "leading_prefix_at_least", "n": 2, "start": 1}},
             "0",
@@ -61,6 +64,11 @@ def test_each_bad_field_is_named(raw: Any, message: str) -> None:
 def test_tokens_are_token_ids(tokens: Any) -> None:
     with pytest.raises(BadClaim, match="token ids"):
         parse_order({"claim_id": "c", "tokens": tokens}, prefix=True)
+
+
+def test_a_predicate_names_the_class_that_it_asks_for() -> None:
+    order = parse_order({"claim_id": "c", "predicate": {"n": 2, "fidelity": "state"}}, prefix=False)
+    assert order.predicate == Predicate(PredicateKind.LEADING, 2, fidelity=Fidelity.STATE)
 
 
 def test_a_predicate_stays_within_its_content() -> None:
