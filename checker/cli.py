@@ -491,7 +491,8 @@ def conform(progress: Progress) -> Report:
 @click.option(
     "--output",
     type=_Target(),
-    help="Write the whole report, every mutant in it, to this file as JSON.",
+    help="Write the whole report, every mutant in it, to this file as JSON; `report` makes a page "
+    "of it, and a gate's page shows the mutation.json in its folder.",
 )
 @click.option(
     "--propose",
@@ -827,7 +828,8 @@ def demo(pace: float, progress: Progress) -> Report:
 @click.option("--run", "run_id", metavar="ID", help="Only this run of a trace.")
 @_checks
 def report(file: Path, output: Path, run_id: str | None, progress: Progress) -> Report:
-    """Make one page of FILE: a trace, a counterexample (run again), or a gate's gate.json."""
+    """Make one page of FILE: a trace, a counterexample (run again), a gate's gate.json, or what
+    `mutate --output` wrote."""
     from kvclaims.checker import report as reporter
 
     return reporter.report(file, output, run_id, progress)

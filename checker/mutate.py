@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -183,7 +184,7 @@ def mutate(
 
 def _paths(target: str) -> list[str]:
     reference = mutatecode.reference_modules() if target in ("reference", ALL) else []
-    return [*reference, *([mutatecode.MONITOR] if target in ("monitor", ALL) else [])]
+    return [*reference, *(mutatecode.MONITOR if target in ("monitor", ALL) else ())]
 
 
 def _tasks(machines: Sequence[str]) -> Iterator[Task]:
@@ -242,7 +243,9 @@ def _rows(machines: Sequence[str], alive: set[str], tell: Progress) -> Iterator[
 
 def write(report: MutationReport, path: Path) -> None:
     """The whole report as JSON, every mutant in it.  Raises BadOperation."""
-    whole = {"verdict": report.verdict, **report.to_json()}
+    whole: dict[str, Any] = {"verdict": report.verdict, **report.to_json()}
+    whole |= {"seconds": round(report.seconds, 1), "written": int(time.time())}
+    whole["version"] = version("kvclaims")
     whole["judged"] = [one.to_json() for one in report.judged]
     try:
         path.write_text(json.dumps(whole, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

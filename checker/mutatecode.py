@@ -19,6 +19,7 @@ import random
 import resource
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from kvclaims.checker.conform import replay_instance
 from kvclaims.checker.fates import Fate, Judged
 from kvclaims.checker.instances import PINNED
 from kvclaims.checker.programs import builtin
-from kvclaims.checker.recorded import Recorded, differing, play, record
+from kvclaims.checker.recorded import CROWDED, Recorded, differing, play, record
 from kvclaims.checker.scenes import scenes
 from kvclaims.checker.supervise import Crash, open_supervised
 from kvclaims.checker.verdicts import Violation
@@ -50,7 +51,8 @@ from kvclaims.spec.vocabulary import Verdict
 ROOT: Final = Path(__file__).parents[1]
 PACKAGE: Final = "kvclaims"
 REFERENCE: Final = "reference"
-MONITOR: Final = "checker/monitor.py"
+MONITOR: Final = ("checker/monitor.py", "checker/stepcode.py")
+"""Where the meaning of what the monitor says lies: the comparisons, and the text of the steps."""
 
 LIMIT_S: Final = 60.0
 """Seconds of processor time after which a mutant counts as one that never ends."""
@@ -66,7 +68,19 @@ SITUATIONS: Final = 300
 SUPERVISED: Final = 5
 """Runs that show a difference and are then supervised."""
 
+FURTHER: Final = 300
+"""Runs that are looked at for more of them after the first."""
+
+FEW: Final = 200
+"""Runs that are looked at before the larger instances."""
+
 AUDIT_EVERY: Final = 3
+STEP_ROUNDS: Final = 10
+"""States drawn of each machine, in each of which every action is taken once."""
+
+TERM_ROUNDS: Final = 3
+"""States drawn of each machine, in each of which every term is read."""
+
 _LEDGER: Final = frozenset({"pool.py", "ledger.py", "claims.py", "engine.py"})
 """The modules that single steps reach: only these are worth larger instances."""
 
@@ -98,10 +112,20 @@ def _programs() -> Sequence[Any]:
 
 @lru_cache(maxsize=1)
 def recorded() -> tuple[Recorded, ...]:
-    """What the reference as it is shows in the scenes and in random runs."""
+    """What the reference as it is shows in the scenes and in random runs, those with much room
+    and those that are crowded by turns."""
     engine = engines.find(REFERENCE)
     played = [play(engine, number, scene) for number, scene in enumerate(scenes(), RUNS)]
-    return (*played, *(record(engine, number) for number in range(RUNS)))
+    numbers = sorted(range(RUNS), key=lambda number: number % (RUNS - CROWDED))
+    return (*played, *(record(engine, number) for number in numbers))
+
+
+def worth_supervision(engine: Engine, runs: Sequence[Recorded]) -> Iterator[tuple[Recorded, str]]:
+    """Runs in which the engine does not show what was recorded, and where."""
+    left = iter(runs)
+    for first in islice(differing(engine, left), 1):
+        yield first
+        yield from islice(differing(engine, islice(left, FURTHER)), SUPERVISED - 1)
 
 
 def survives_fuzzing(runs: Iterable[Recorded], engine: Engine) -> str | None:
@@ -150,19 +174,23 @@ def answers_as_specified(_engine: Engine) -> str | None:
     return None
 
 
-def checks_for(path: str, runs: Sequence[Recorded]) -> Iterator[tuple[str, Check]]:
-    """Every check by name, in the order in which they are likely to kill soon; `runs` are those
-    that are worth supervision."""
+Look = Callable[[Sequence[Recorded]], Iterable[Recorded]]
+"""Looks for the runs among some that are worth supervision, when it is asked for them."""
+
+
+def checks_for(path: str, runs: Sequence[Recorded], look: Look) -> Iterator[tuple[str, Check]]:
+    """Every check by name, in the order in which they are likely to kill soon."""
+    steps = Path(path).name in _LEDGER
     if Path(path).name == "arbiter.py":
         yield "specification", answers_as_specified
-    steps = Path(path).name in _LEDGER
     if steps:
         yield "conformance", partial(conforms, "pool/ways")
-    yield "fuzzing", partial(survives_fuzzing, runs)
+    yield "fuzzing", partial(survives_fuzzing, look(runs[:FEW]))
     yield "litmus", keeps_litmus
-    for name in ("pool/keys", "pool/soft-keys", "pool/soft-copies", "pool/requests"):
+    for name in ("pool/soft-keys", "pool/keys", "pool/soft-copies", "pool/requests"):
         if steps:
             yield "conformance", partial(conforms, name)
+    yield "fuzzing", partial(survives_fuzzing, look(runs[FEW:]))
 
 
 # --- in a process of its own -------------------------------------------------------------
@@ -209,7 +237,7 @@ def baseline(path: str) -> str | None:
 
 
 def _work(mutant: CodeMutant | None, path: str) -> Callable[[], Answer]:
-    if path == MONITOR:
+    if path in MONITOR:
         return partial(monitor_child, mutant)
     return partial(reference_child, mutant, path, recorded())
 
@@ -229,7 +257,7 @@ def _judged(mutant: CodeMutant) -> Judged:
     begun = time.perf_counter()
     answer = in_child(_work(mutant, mutant.path))
     return Judged(
-        "monitor" if mutant.path == MONITOR else REFERENCE,
+        "monitor" if mutant.path in MONITOR else REFERENCE,
         mutant.name,
         mutant.operator,
         mutant.before,
@@ -252,17 +280,22 @@ def reference_child(
         engine = engines.find(REFERENCE)
     except Exception as error:  # noqa: BLE001  (whatever the mutant does)
         return Answer("import", f"{type(error).__name__}: {engines.first_line(error)}")
-    different = [*islice(differing(engine, runs), SUPERVISED)]
-    answer = _first_failing(checks_for(path, [run for run, _ in different]), engine)
-    if not answer.by and different:
-        return Answer("the runs", different[0][1])
-    return answer
+    where: list[str] = []
+
+    def different(some: Sequence[Recorded]) -> Iterator[Recorded]:
+        for run, place in () if where else worth_supervision(engine, some):
+            where.append(place)
+            yield run
+
+    answer = _first_failing(checks_for(path, runs, different), engine)
+    return Answer("the runs", where[0]) if where and not answer.by else answer
 
 
 def monitor_child(mutant: CodeMutant | None) -> Answer:
     """Import all that judges with the mutant of the monitor in it.
 
-    What the monitor reports of small instances must be right, and an honest engine must pass.
+    The text of steps must mean what is declared and cost what it should, what the monitor reports
+    of small instances must be right, and an honest engine must pass.
     """
     _fresh(mutant, ("checker", REFERENCE))
     try:
@@ -275,12 +308,17 @@ def monitor_child(mutant: CodeMutant | None) -> Answer:
 
 def monitor_checks() -> Iterator[tuple[str, Check]]:
     """Every check of the monitor by name."""
+    from kvclaims.checker import stepcheck, stepcost
     from kvclaims.checker.monitorcheck import check_monitor
 
     def refuses(name: str, nth: int, _: Engine) -> str | None:
         return check_monitor(name, nth)
 
+    yield "cost", lambda _: stepcost.check_cost()
+    yield "meaning of steps", lambda _: stepcheck.check_steps(STEP_ROUNDS)
+    yield "meaning of terms", lambda _: stepcheck.check_refused()
     yield "refusals", partial(refuses, "pool/ways", 23)
+    yield "meaning of terms", lambda _: stepcheck.check_terms(TERM_ROUNDS)
     runs = [record(engines.find(REFERENCE), number) for number in range(10)]
     yield "false alarms", partial(survives_fuzzing, runs[:2])
     for name, nth in (
@@ -341,6 +379,7 @@ def _child(work: Callable[[], Answer], limit_s: float, answer: Connection) -> No
     resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s), int(limit_s)))
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    warnings.simplefilter("ignore", SyntaxWarning)  # what a mutant writes need make no sense
     try:
         found = work()
     except MemoryError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -265,7 +265,7 @@ def differs(engine: Engine, run: Recorded) -> str | None:
     return None if watched.close() == run.seen[-1] else f"run {run.number}: when it is closed"
 
 
-def differing(engine: Engine, runs: tuple[Recorded, ...]) -> Iterator[tuple[Recorded, str]]:
+def differing(engine: Engine, runs: Iterable[Recorded]) -> Iterator[tuple[Recorded, str]]:
     """The runs in which the engine does not show what was recorded, and where; one that raises
     differs."""
     for run in runs:

@@ -16,6 +16,7 @@ from kvclaims.checker import reportgraph
 from kvclaims.checker.audit import AuditReport, read_trace
 from kvclaims.checker.counterexample import read
 from kvclaims.checker.litmus import LitmusReport
+from kvclaims.checker.reportmutation import Mutation, beside, is_mutation, mutation_of
 from kvclaims.checker.reportpage import (
     NOT_RUN,
     Case,
@@ -84,7 +85,8 @@ class PageReport:
 
 
 def report(file: Path, output: Path, run: str | None, progress: Progress) -> PageReport:
-    """Make a page of a trace, a counterexample or a gate's JSON: which of them, the file tells."""
+    """Make a page of a trace, a counterexample, a gate's JSON or a report of mutants: which of
+    them, the file tells."""
     raw = _json_of(file)
     if run is not None and raw is not None:
         raise BadOperation("--run chooses a run of a trace")
@@ -97,8 +99,12 @@ def report(file: Path, output: Path, run: str | None, progress: Progress) -> Pag
     elif "operations" in raw:
         progress(f"running {file.name} again")
         page = page_of_counterexample(file)
+    elif is_mutation(raw):
+        page = page_of_mutation(mutation_of(raw, str(file)))
     else:
-        raise BadOperation(f"{file}: neither a trace, nor a counterexample, nor a gate's JSON")
+        raise BadOperation(
+            f"{file}: neither a trace, nor a counterexample, nor a gate's JSON, nor one of mutate"
+        )
     write_page(page, output)
     return PageReport(page, output)
 
@@ -391,6 +397,7 @@ def page_of_gate(data: Mapping[str, Any], folder: Path, progress: Progress) -> P
             progress(f"running {file.name} again")
         cases.append(case_of(raw, str(raw["part"]), file, str(raw["file"]), draws=draws))
     shows, notes = _founding_of(folder / "trace.jsonl")
+    mutation, wrong = _mutation_of(folder)
     judged = [check.verdict for check in checks if check.verdict != NOT_RUN]
     verdict = str(worst(Verdict(word) for word in judged))
     missing = tuple(f"{name} was not run: {why}" for name, why in data.get("missing", {}).items())
@@ -400,13 +407,27 @@ def page_of_gate(data: Mapping[str, Any], folder: Path, progress: Progress) -> P
         verdict=verdict,
         said=said_of(verdict, cases),
         engines=engines_of(checks),
-        notes=(*missing, *notes, *_left_out(violations)),
+        notes=(*missing, *notes, *wrong, *_left_out(violations)),
         cases=tuple(_once_each(cases)),
         shows=shows,
         rules=rule_rows(checks),
         checks=checks,
+        mutation=mutation,
         graph=reportgraph.graph_for(_broken_exploration(checks), first),
     )
+
+
+def _mutation_of(folder: Path) -> tuple[Mutation | None, list[str]]:
+    """The report of mutants that lies in the gate's folder, or what is wrong with it."""
+    try:
+        return beside(folder), []
+    except BadOperation as error:
+        return None, [str(error)]
+
+
+def page_of_mutation(found: Mutation) -> Page:
+    """What became of the mutants, and of which nothing was seen."""
+    return Page("kvclaims mutate", found.verdict, found.said, mutation=found)
 
 
 def _check(part: Mapping[str, Any], data: Mapping[str, Any]) -> Check:

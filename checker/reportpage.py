@@ -6,7 +6,7 @@ A `Page` is plain data; `render` makes HTML of it with the templates `report.*`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from kvclaims.checker.reportgraph import Lit
+from kvclaims.checker.reportmutation import Mutation
 from kvclaims.checker.reportrules import COLUMNS, RuleRow, by_property
 from kvclaims.checker.reporttimeline import Timeline, embedded
 from kvclaims.checker.verdicts import Violation, counted
@@ -119,6 +120,7 @@ class Page:
     shows: tuple[Show, ...] = ()
     rules: tuple[RuleRow, ...] = ()
     checks: tuple[Check, ...] = ()
+    mutation: Mutation | None = None
     graph: Lit | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -137,6 +139,7 @@ class Page:
             "timelines": [told(line) for line in self.lines],
             "rules": [row.to_json() for row in self.rules],
             "notes": list(self.notes),
+            "mutation": asdict(self.mutation) if self.mutation else None,
         }
 
     @property

@@ -36,6 +36,9 @@ Env = Mapping[Var, Element]
 Reader = Callable[[Env], Any]
 Change = tuple["Table", Place, Any]
 
+ORIGIN: Final = "<machine>"
+"""Where the text says that it comes from."""
+
 
 class Table:
     """A symbol's places whose value is not the default (false, zero, first value).
@@ -68,7 +71,7 @@ class Table:
             self.values[place] = value
         else:
             del self.values[place]
-        if self._indexes and not (old and value):
+        if self._indexes:
             self._index(place, is_there=bool(value))
 
     def _index(self, place: Place, is_there: bool) -> None:
@@ -232,7 +235,7 @@ class _Writer:
     def text(self, source: Any, lines: Sequence[str], result: str) -> _Text:
         whole = [f"def make({', '.join(self._grips.values())}):"]
         whole += [f" {line}" for line in lines] + [f" return {result}"]
-        code = compile("\n".join(whole), "<machine>", "exec")
+        code = compile("\n".join(whole), ORIGIN, "exec")
         return _Text(source, code, tuple(self._grips))
 
     def name(self, var: Var) -> str:
@@ -308,12 +311,6 @@ class _Writer:
         return f"sum({self._each(var, Lit(True, BOOL), self.term(body))})"
 
     def _count(self, var: Var, condition: Term) -> str:
-        match condition:
-            case App(symbol, (argument,)) if argument == var:
-                return f"{self.grip('table', symbol)}.total"
-            case Op("not", (App(symbol, (argument,)),)) if argument == var and not var.sort.values:
-                known = self.grip("known", var.sort)
-                return f"(len({known}) - {self.grip('table', symbol)}.total)"
         wrong, counted = negation(condition), condition
         rest = ""
         if not self._narrow(var, condition) and not var.sort.values and self._narrow(var, wrong):

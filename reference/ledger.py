@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvclaims.reference.claims import RELEASED_PHASES, ClaimBook
+from kvclaims.reference.claims import ClaimBook
 from kvclaims.reference.pool import Pool, require
 from kvclaims.spec.vocabulary import Outcome, Phase
 
@@ -130,7 +130,6 @@ class Ledger:
 
     def forsake(self, c: str, b: int) -> None:
         self.book.require_phase(c, Phase.ACCEPTED)
-        require(self.book.hard[c], "the claim has no pin to drop")
         self.pool.forsake(c, b)
         self._tell("forsake", c=c, b=b)
 
@@ -143,7 +142,6 @@ class Ledger:
         self._tell("materialize", c=c)
 
     def finish(self, c: str, how: str) -> None:
-        require(how in RELEASED_PHASES, f"a claim does not end as {how}")
         self.book.end(c, Phase(how))
         self.pool.lapse(c)
         self._tell("finish", c=c, how=how)
@@ -172,7 +170,6 @@ class Ledger:
             safe = bool(copies) and not self.book.hard[c]
             if self.book.phase[c] is Phase.MATERIALIZED and not safe:
                 self.book.end(c, Phase.HARMED)
-                self.pool.lapse(c)
             if not self.book.hard[c]:
                 self.pool.uncover(c, b, pin=False)
 

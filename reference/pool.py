@@ -195,8 +195,7 @@ class Pool:
         """A hard claim gives up a block that lost its content, and is promised another one."""
         require(block in self.covers.get(claim, ()), "the claim does not cover the block")
         require(block not in self.key, "the block still has its content")
-        regained = 1 if self.ref[block] == 1 else 0
-        require(self.headroom + regained >= 1, "no block is left to promise")
+        require(self.ref[block] == 1 or self.headroom > 0, "no block is left to promise")
         self.uncover(claim, block, pin=True)
         self.reserve[claim] += 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -29,7 +30,7 @@ from kvclaims.checker.finite import compile_instance, evaluator
 from kvclaims.checker.instances import MACHINES, PINNED
 from kvclaims.checker.monitorcheck import check_monitor
 from kvclaims.checker.mutants import INIT, OPERATORS, Mutant, mutants
-from kvclaims.checker.mutatecode import Answer, in_child, reference_child
+from kvclaims.checker.mutatecode import Answer, in_child, monitor_child, reference_child
 from kvclaims.checker.mutatemachines import judge
 from kvclaims.checker.sensitivity import ONE_MORE
 from kvclaims.spec.interface import BadOperation
@@ -286,7 +287,7 @@ def test_a_bad_file_of_declarations_is_refused(tmp_path: Path, text: str) -> Non
 
 def test_every_declared_mutant_is_still_made() -> None:
     made: set[str] = set()
-    for path in (*mutatecode.reference_modules(), mutatecode.MONITOR):
+    for path in (*mutatecode.reference_modules(), *mutatecode.MONITOR):
         made |= {mutant.name for mutant in mutatecode.mutants_of(path)}
     for machine in {name.split(".")[0] for name in declared()} & set(MACHINES):
         made |= {mutant.name for mutant in mutants(MACHINES[machine])}
@@ -348,7 +349,7 @@ def test_names_do_not_change_with_the_lines_around(tmp_path: Path) -> None:
 
 
 def test_every_operator_of_code_is_used() -> None:
-    paths = (*mutatecode.reference_modules(), mutatecode.MONITOR)
+    paths = (*mutatecode.reference_modules(), *mutatecode.MONITOR)
     used = {m.operator for path in paths for m in mutatecode.mutants_of(path)}
     assert used == set(codemutants.OPERATORS)
 
@@ -410,6 +411,66 @@ def test_a_broken_monitor_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) 
     found = check_monitor("pool/ways", 5)
     assert found is not None
     assert said in found
+
+
+STEPS = "checker/stepcode.py"
+HOLES = {
+    "kvclaims.checker.stepcheck": (
+        "check_steps = check_terms = lambda _: None\ndef check_refused(): pass\n"
+    ),
+    "kvclaims.checker.stepcost": "def check_cost(): pass\n",
+    "kvclaims.checker.monitorcheck": "def check_monitor(name, nth): pass\n",
+}
+"""Checks of the monitor that find nothing."""
+
+
+def judged_with(holes: set[str], mutant: CodeMutant, monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """What is seen of a mutant of the monitor where these checks find nothing."""
+    planted = [mutatecode.Planted(name, HOLES[name], "a hole") for name in sorted(holes)]
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "meta_path", [*planted, *sys.meta_path])
+        return in_child(lambda: monitor_child(mutant))
+
+
+@pytest.mark.parametrize(
+    ("part", "by"),
+    [
+        # A sum is counted out where the table knows it.
+        ("_Writer._total: flip a comparison: argument == var", "cost"),
+        # An element that a step tells of first does not become known.
+        ("_Writer.meets: delete a statement: if not sort.values and sort != BOOL", "meaning"),
+    ],
+)
+def test_a_hole_in_a_check_lets_a_mutant_of_the_text_of_steps_live(
+    part: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant = of_reference(STEPS, part)
+    assert judged_with(set(), mutant, monkeypatch).by.startswith(by)
+    assert judged_with(set(HOLES), mutant, monkeypatch) == Answer()
+
+
+def test_the_target_monitor_is_all_that_gives_the_monitor_its_meaning() -> None:
+    """Both modules are judged, by their own names, and declarations about either go stale."""
+    assert set(mutatecode.MONITOR) == {"checker/monitor.py", STEPS}
+    assert mutate._paths("monitor") == list(mutatecode.MONITOR)
+    assert mutate._paths("all")[-2:] == list(mutatecode.MONITOR)
+    for path in mutatecode.MONITOR:
+        assert {mutant.path for mutant in mutatecode.mutants_of(path)} == {path}
+
+
+def test_declarations_about_the_text_of_steps_go_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the mutants of two modules one is killed and one is not made; a third is not asked."""
+    names = [mutatecode.mutants_of(path)[0].name for path in mutatecode.MONITOR]
+    said = dict.fromkeys((*names, f"{STEPS}:f: gone", "reference/pool.py:f: gone"), "because")
+    monkeypatch.setattr(mutate, "declared", lambda: said)
+    monkeypatch.setattr(mutatecode, "baseline", lambda _: None)
+    fates = {names[0]: Fate.KILLED, names[1]: Fate.LIVES}
+    judged = [living(name, fate) for name, fate in fates.items()]
+    monkeypatch.setattr(mutate, "_judge_all", lambda *_: (judged, 0))
+    report = mutate.mutate("monitor")
+    assert report.stale == (names[0], f"{STEPS}:f: gone")
+    assert [one.name for one in report.equivalents] == [names[1]]
+    assert report.verdict is Verdict.VIOLATED
 
 
 # --- bounds ------------------------------------------------------------------------------

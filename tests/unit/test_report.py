@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from kvclaims.checker import engines, faults, reportgraph, reportrun
+from kvclaims.checker import engines, faults, mutate, reportgraph, reportrun
 from kvclaims.checker.audit import read_trace
 from kvclaims.checker.cli import run
 from kvclaims.checker.counterexample import Counterexample, read
+from kvclaims.checker.fates import Fate, Judged
 from kvclaims.checker.instances import claims
 from kvclaims.checker.report import page_of_counterexample, page_of_gate, page_of_runs, report
 from kvclaims.checker.reportpage import Check, Page, changes, render
@@ -98,7 +99,8 @@ def test_a_page_asks_the_network_for_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "neither a trace, nor a counterexample, nor a gate's JSON"),
+        ("{}", "neither a trace, nor a counterexample, nor a gate's JSON, nor one of mutate"),
+        ('{"mutants": 1, "survivors": []}', "no report of mutants: KeyError('verdict')"),
         ("", "an empty trace"),
         ("not json", "line 1: not JSON"),
     ],
@@ -340,3 +342,49 @@ def test_the_claim_that_a_rule_was_broken_for_is_the_one_that_is_lit(tmp_path: P
 def test_a_page_without_anything_still_says_its_verdict() -> None:
     text = render(Page("empty", "VACUOUS", "nothing was checked"))
     assert '<span class="verdict v-vacuous">VACUOUS</span>' in text
+
+
+# --- mutants
+
+
+def mutants(file: Path, fate: Fate) -> Path:
+    """What `mutate --output` writes of two mutants, one of them killed."""
+    found = [
+        Judged("monitor", f"m<{i}>", "off by one", "1", "2", one, "cost", "said")
+        for i, one in enumerate((Fate.KILLED, fate))
+    ]
+    mutate.write(mutate.MutationReport(tuple(found), (), (), 0, 1.0), file)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("fate", "code", "said"),
+    [
+        (Fate.LIVES, 1, "2 mutants, 1 live, 0 equivalent, score 50.00%"),
+        (Fate.DECLARED, 0, "2 mutants, 0 live, 1 equivalent, score 100.00%"),
+    ],
+)
+def test_a_report_of_mutants_becomes_a_page(
+    fate: Fate, code: int, said: str, tmp_path: Path
+) -> None:
+    file, page, out = mutants(tmp_path / "m.json", fate), tmp_path / "page.html", io.StringIO()
+    assert run(["report", str(file), "--output", str(page), "--json"], out) == code
+    told = json.loads(out.getvalue())["mutation"]
+    assert (told["mutants"], told["targets"][0]["killers"]) == (2, "cost 1")
+    text = page.read_text()
+    assert said in text
+    assert f"<code>m&lt;1&gt;</code></dt><dd>{fate}: said" in text
+    assert "m&lt;0&gt;" not in text  # killed
+
+
+def test_the_gates_page_shows_the_mutants_in_its_folder(tmp_path: Path) -> None:
+    gate = {"parts": [{"name": "twins", "verdict": "HOLDS", "seconds": 1.0, "did": "1 twin"}]}
+    assert page_of_gate(gate, tmp_path, quiet).mutation is None
+    mutants(tmp_path / "mutation.json", Fate.LIVES)
+    page = page_of_gate(gate, tmp_path, quiet)
+    assert (page.verdict, page.mutation and page.mutation.verdict) == ("HOLDS", "VIOLATED")
+    assert "1 live" in render(page)
+    (tmp_path / "mutation.json").write_text("[]")
+    page = page_of_gate(gate, tmp_path, quiet)
+    assert page.mutation is None
+    assert any("no report of mutants" in note for note in page.notes)

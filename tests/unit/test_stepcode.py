@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
+from kvclaims.checker import stepcheck, stepcode
 from kvclaims.checker.finite import evaluator
 from kvclaims.checker.instances import PINNED
 from kvclaims.checker.monitorcheck import Stage
-from kvclaims.checker.stepcode import Compiler, Table
+from kvclaims.checker.stepcheck import (
+    MACHINES,
+    UNTOLD,
+    Drawn,
+    any_value,
+    check_refused,
+    check_steps,
+    check_terms,
+    drawn,
+    terms_of,
+)
+from kvclaims.checker.stepcode import Compiler, Table, _operation
+from kvclaims.checker.stepcost import check_cost, costs
 from kvclaims.spec import pool
-from kvclaims.spec.language import BOOL, Bind, Lit, Symbol, Term, every, some
+from kvclaims.spec.composition import symbols_of
+from kvclaims.spec.language import BOOL, Bind, Lit, Machine, Symbol, Term, Update, Var, every, some
 
 
 def terms() -> list[Term]:
@@ -28,12 +43,6 @@ def terms() -> list[Term]:
         every(pool.c, (Lit(0, pool.NAT) < pool.reserve(pool.c)) >> pool.responsible(pool.c)),
     ]
     return [*formulas, *counts, *wide, *(~formula for formula in (*formulas, *wide[:3]))]
-
-
-def any_value(rng: random.Random, symbol: Symbol) -> int:
-    """A value of the symbol, mostly the default: then there is something to tell apart."""
-    most = 1 if symbol.range == BOOL else max(2, len(symbol.range.values) - 1)
-    return rng.choice((0, 0, rng.randint(0, most)))
 
 
 @pytest.mark.parametrize("name", ["pool/ways", "pool/soft", "pool/keys", "pool/requests"])
@@ -57,6 +66,80 @@ def test_a_term_means_the_same_over_a_shadow_and_over_an_instance(name: str) -> 
     assert constant <= len(asked) // 3, "too many terms are the same in every state"
 
 
+# --- against a plain reading -------------------------------------------------------------
+
+
+def test_steps_and_terms_mean_what_is_declared() -> None:
+    assert check_steps(10) is None
+    assert check_terms(2) is None
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: len(machine.symbols))
+def test_most_terms_are_not_the_same_in_every_state_that_is_drawn(machine: Machine) -> None:
+    rng = random.Random(2)
+    states = [drawn(machine, rng) for _ in range(40)]
+    closed = [term for term in terms_of(machine) if not term.free and symbols_of(term)]
+    constant = [term for term in closed if len({state.read(term, {}) for state in states}) == 1]
+    assert len(constant) <= len(closed) // 3
+
+
+def test_a_plain_reading_reads_element_by_element() -> None:
+    claim, block = Var("c", pool.CLAIM), Var("b", pool.BLOCK)
+    state = Drawn(
+        {pool.CLAIM: ["c0", "c1"], pool.BLOCK: ["b0", "b1"]},
+        {pool.covers: {("c0", "b0"): True, ("c0", "b1"): True}, pool.reserve: {("c1",): 3}},
+    )
+    assert state.read(every(block, pool.covers(claim, block)), {claim: "c0"})
+    assert not state.read(some(block, pool.covers(claim, block)), {claim: "c1"})
+    assert state.read(pool.promised, {}) == 3
+    assert state.read(Lit(2, pool.NAT) + pool.reserve(claim), {claim: "c1"}) == 5
+
+
+def never_less(kind: str, args: Any) -> str:
+    return _operation("le" if kind == "lt" else kind, args)
+
+
+def only_some(update: Update) -> Term:
+    """As if a bulk update wrote nothing but where a block is null, or a claim is hard."""
+    (var,) = update.over
+    symbol = {pool.CLAIM: pool.hard, pool.BLOCK: pool.null}.get(var.sort)
+    return symbol(var) if symbol else Lit(True, BOOL)
+
+
+FAULTS = {
+    "a comparison": ("_operation", never_less, "meaning"),
+    "a negation": ("negation", lambda term: term, "meaning"),
+    "where a bulk update looks": ("_where", only_some, "meaning"),
+    "an index": ("_Writer._asserted", lambda *_: (), "cost"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_text_with_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, broken, what = FAULTS[fault]
+    monkeypatch.setattr(f"kvclaims.checker.stepcode.{where}", broken)
+    monkeypatch.setattr(stepcode, "_TEXTS", {})
+    found = check_steps(10) or check_terms(1)
+    if what == "meaning":
+        assert found
+    else:
+        assert found is None
+        assert "instructions" in (check_cost() or "")
+
+
+def test_sums_and_indexes_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Table, "_index", lambda *_, **__: None)
+    assert "index" in (check_steps(3) or "")
+
+
+def test_a_step_costs_the_same_in_a_larger_pool() -> None:
+    assert check_cost() is None
+    small, more = costs(1, 1, 1), costs(20, 1, 1)
+    assert small == more
+    turned_away = next(step for step in small if step[1] == "turn_away")
+    assert costs(1, 5, 1)[turned_away] > small[turned_away] > 0
+
+
 def test_an_index_has_no_empty_entries_and_holds_what_was_there_before_it() -> None:
     table = Table(Symbol("speaks", (pool.CLAIM, pool.BLOCK)))
     table.set(("c", 1), True)
@@ -70,11 +153,11 @@ def test_an_index_has_no_empty_entries_and_holds_what_was_there_before_it() -> N
     assert (table.total, table.values) == (1, {("d", 2): True})
 
 
-def test_what_no_shadow_can_tell_is_refused() -> None:
-    from kvclaims.spec.language import Op, new
-
+@pytest.mark.parametrize("term", UNTOLD, ids=repr)
+def test_what_no_shadow_can_tell_is_refused(term: Term, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Compiler(Stage(PINNED["pool/ways"]()).monitor().shadow)
-    with pytest.raises(TypeError, match="cannot be monitored"):
-        compiler.term(new(Lit(True, BOOL)))
-    with pytest.raises(TypeError, match="unknown operator"):
-        compiler.term(Op("xor", (Lit(True, BOOL), Lit(True, BOOL))))
+    with pytest.raises(TypeError, match=r"cannot be monitored|unknown operator"):
+        compiler.term(term)
+    assert check_refused() is None
+    monkeypatch.setattr(stepcheck, "UNTOLD", (Lit(True, BOOL),))
+    assert "is told" in (check_refused() or "")
