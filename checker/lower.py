@@ -44,6 +44,7 @@ _SHOWN_BY: Final[Mapping[Obligation, frozenset[str]]] = {
     Obligation.ACCEPTANCE: frozenset({"oversubscribed"}),
     Obligation.PREDICATE: frozenset({"L6", "shared-release"}),
     Obligation.ORDER: frozenset({"L7"}),
+    Obligation.EVICTION_ORDER: frozenset({"soft-order"}),
     Obligation.PROTECTION: frozenset({"L3", "demotable", "lease-read"}),
     Obligation.REFUSAL: frozenset({"L3", "minimal-blame"}),
     Obligation.EXPIRY: frozenset({"L5", "lease-read"}),
@@ -51,7 +52,7 @@ _SHOWN_BY: Final[Mapping[Obligation, frozenset[str]]] = {
     Obligation.RESTORE_FAILURE: frozenset({"load-failed"}),
 }
 """The litmus programs whose outcome speaks of each obligation: any other run that goes well says
-nothing of it.  No program shows that preferred content goes later than other content."""
+nothing of it."""
 
 _STRONGER: Final = {
     Protection.HARD: {Protection.SOFT, Protection.BEST_EFFORT},

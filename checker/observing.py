@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from kvclaims.spec.claims import TABLE
+from kvclaims.spec.fidelity import Fidelity, satisfies
 from kvclaims.spec.interface import ClaimAnswer, ClaimView, Observation, RequestView
 from kvclaims.spec.operations import Operation
 from kvclaims.spec.vocabulary import RESPONSIBLE, TERMINAL, Decision, Outcome, Phase, Protection
@@ -82,14 +83,22 @@ _FINAL: Final = (
 )
 
 
-def answered(asked: Operation, answer: ClaimAnswer) -> Iterator[Broken]:
-    """A decision on a claim has a reason and numbers that agree with it (L2, F2)."""
+def answered(asked: Operation, answer: ClaimAnswer, survives: Fidelity) -> Iterator[Broken]:
+    """A decision on a claim has a reason and numbers that agree with it (L2, F2); no claim gets
+    more than the class that `survives` in the pool."""
     name, hard = asked.fields["claim"], _protection(asked) is Protection.HARD
     if not answer.reason:
         yield "L2", f"claim {name} was answered {answer.decision} without a reason"
     if (answer.decision is Decision.REFUSED) != (answer.granted is None):
         yield "L2", f"claim {name} was answered {answer.decision} and granted {answer.granted}"
+    wanted = Fidelity(asked.fields.get("fidelity", Fidelity.EXACT))
+    if not satisfies(survives, wanted):
+        if answer.granted is not None:
+            yield "L2", f"claim {name} was granted {wanted} where {survives} survives"
+        return
     if answer.granted is not None:
+        if answer.granted.fidelity is not wanted:
+            yield "L2", f"claim {name} asked for {wanted}, was granted {answer.granted.fidelity}"
         clipped = answer.granted.n != asked.fields["n"]
         if clipped != (answer.decision is Decision.CLIPPED):
             yield (

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from kvclaims.checker.knowledge import Knowledge
 from kvclaims.checker.observing import FAULTS, Broken
+from kvclaims.spec.fidelity import satisfies
 from kvclaims.spec.interface import (
     ClaimAnswer,
     Observation,
@@ -100,9 +101,7 @@ def _same(rule: str, event: Event, wanted: Mapping[str, Any]) -> Iterator[Broken
 
 
 def _record(predicate: Predicate | None) -> dict[str, Any] | None:
-    if predicate is None:
-        return None
-    return {"kind": predicate.kind.value, "start": predicate.start, "n": predicate.n}
+    return None if predicate is None else predicate.to_json()
 
 
 def _submitted(event: Event, told: Told, known: Knowledge) -> Iterator[Broken]:
@@ -153,6 +152,8 @@ def decided(
     wanted = _granted(spec.protection, spec.predicate, spec.min_blocks, costs, before.headroom)
     if spec.protection is Protection.OFFLOADABLE and not known.config.host_blocks:
         wanted = None
+    if not satisfies(known.config.fidelity, spec.predicate.fidelity):
+        wanted, costs = None, [0]
     got = answer.granted
     if got != wanted:
         rule = "F2" if got is not None and (wanted is None or got.n > wanted.n) else "L2"
@@ -175,7 +176,7 @@ def _granted(
     if least is None or asked.kind is not PredicateKind.LEADING:
         return None
     most = max(n for n, cost in enumerate(costs) if cost <= headroom)
-    return Predicate(asked.kind, most) if most >= least else None
+    return asked.clipped(most) if most >= least else None
 
 
 def _ended(event: Event, told: Told, _known: Knowledge) -> Iterator[Broken]:

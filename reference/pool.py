@@ -45,6 +45,10 @@ class FreeQueue:
         self._order.move_to_end(block, last=not first)
         self.count += 1
 
+    def last(self, block: int) -> None:
+        """The block is to be reused after all others."""
+        self._order.move_to_end(block)
+
     def remove(self, block: int) -> None:
         del self._order[block]
         self.count -= 1

@@ -26,7 +26,7 @@ from kvclaims.spec.interface import (
     Predicate,
     PredicateKind,
 )
-from kvclaims.spec.vocabulary import Cause, Decision, Phase, Protection
+from kvclaims.spec.vocabulary import PREFERRED, Cause, Decision, Phase, Protection
 
 
 @dataclass
@@ -136,6 +136,24 @@ class Residency:
         return succeeded
 
     # --- what the scheduler asks ------------------------------------------------------------
+
+    def spare(self, count: int) -> None:
+        """Before `count` free blocks are reused, the longest unused first: those among them that a
+        preferred claim covers go to the tail.  They are reused all the same where the others do
+        not suffice."""
+        preferred = {
+            block
+            for entry in self._claims
+            if entry.spec.protection in PREFERRED and self._ledger.book.is_responsible(entry.name)
+            for block in self._pool.covers.get(entry.name, ())
+        }
+        for block in list(self._pool.queue):
+            if count == 0:
+                break
+            if block in preferred:
+                self._pool.queue.last(block)
+            else:
+                count -= 1
 
     def evict(self, block: int, request: str, reason: str = "cached_prefix_reuse") -> None:
         """Make a free block blank; claims that it belonged to are told (P3, L4)."""

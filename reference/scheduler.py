@@ -254,6 +254,7 @@ class Scheduler:
             self._ledger.admit(request.name, grant)
         for block, key in hits.items():
             self._ledger.share(request.name, block, key)
+        self._residency.spare(len(missing))
         for position in missing:
             block = self._pool.queue.head()
             self._residency.evict(block, request.name)

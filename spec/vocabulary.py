@@ -49,6 +49,10 @@ class Protection(StrEnum):
     BEST_EFFORT = "best_effort"
 
 
+PREFERRED: Final = frozenset({Protection.SOFT, Protection.DEMOTABLE, Protection.EXPIRING})
+"""Protections whose content may be evicted, after all that no such claim covers."""
+
+
 class Decision(StrEnum):
     """The reasoned answer to a submitted claim (rule L2)."""
 

@@ -14,6 +14,7 @@ Everything is read from the live objects when it is asked for; nothing is rememb
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -103,6 +104,14 @@ class RadixPool:
         node = self._ending_at(slot)
         self.tree.inc_lock_ref(node.parent)
         self.tree.dec_lock_ref(node)
+
+    def refresh(self, slots: Iterable[int]) -> None:
+        """These slots count as read just now, in SGLang's order of eviction (least recently used
+        leaves first)."""
+        fresh, now = set(slots), time.monotonic()
+        for place in self.places():
+            if place.slot in fresh:
+                place.node.last_access_time = now
 
     def _ending_at(self, slot: int) -> Any:
         """The node of this slot alone: looking a prefix up splits the node where it ends."""

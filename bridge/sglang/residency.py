@@ -73,6 +73,8 @@ class Residency:
         count = len(takers)
         missing = count - int(self.pool.allocator.available_size())
         if missing > 0:
+            if self.book.has_preferred:
+                self.pool.refresh(slot for slot in self._visible if self.book.prefers(slot))
             self.pool.tree.evict(missing)
             ahead = self.pool.free_list()[:count]
             self._evicted(dict(zip(ahead, takers, strict=False)), takers[0])

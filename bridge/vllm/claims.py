@@ -25,6 +25,7 @@ from kvclaims.spec.interface import (
 )
 from kvclaims.spec.telemetry import Recorder
 from kvclaims.spec.vocabulary import (
+    PREFERRED,
     RESPONSIBLE,
     TERMINAL,
     Cause,
@@ -115,6 +116,8 @@ class ClaimBook:
         self._ended: dict[str, None] = {}
         """Claims in a terminal phase, in the order in which they ended."""
         self._in_force: Counter[str] = Counter()
+        self._preferring = 0
+        """Responsible claims that prefer their blocks."""
         self._generations: dict[str, int] = {}
         """Claim ids that are no longer in `claims`, with their last generation (L1)."""
         self._recorder = recorder
@@ -229,6 +232,16 @@ class ClaimBook:
         """Which of these blocks are on loan, each with its claim."""
         lenders = ((self._lender.get(block), block) for block in blocks)
         return [[claim.spec.claim_id, block] for claim, block in lenders if claim is not None]
+
+    @property
+    def has_preferred(self) -> bool:
+        """Whether some content may be evicted, after all other."""
+        return self._preferring > 0
+
+    def prefers(self, block: int) -> bool:
+        """Whether a responsible claim covers the block that may lose it, after all other."""
+        concerned = (self.claims[claim] for claim in self._concerns.get(block, ()))
+        return any(c.responsible and c.spec.protection in PREFERRED for c in concerned)
 
     def wants(self, key: str) -> bool:
         """Whether a hard claim was promised this content and does not cover it yet."""
@@ -413,6 +426,7 @@ class ClaimBook:
             self._ends_in(claim, claim.spec.duration)
         self.owed += claim.reserve
         self._in_force[claim.spec.owner] += 1
+        self._preferring += claim.spec.protection in PREFERRED
         if claim.hard:
             self.share.take(claim.spec.owner, claim.footprint)
         self._emit(
@@ -555,6 +569,7 @@ class ClaimBook:
         if claim.hard:
             self.share.give(claim.spec.owner, claim.footprint)
         self._in_force[claim.spec.owner] -= 1
+        self._preferring -= claim.spec.protection in PREFERRED
         if not self._in_force[claim.spec.owner]:
             del self._in_force[claim.spec.owner]
         self._ended[claim.spec.claim_id] = None

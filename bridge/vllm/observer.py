@@ -29,6 +29,9 @@ _GROWS: Final = {"take": 1, "draw": 1, "share": 1, "drop": -1, "give_back": -1}
 class Reactions:
     """What a claim layer hears while a call is under way; each does nothing by default."""
 
+    def before_taking(self, blocks: int) -> None:
+        """So many blocks are about to be taken from the head of the free queue."""
+
     def before_loss(self, lost: Mapping[int, str], request: str | None) -> None:
         """Blocks are about to be told to have lost their content: for `request`, or, where it
         is None, by a fault."""
@@ -413,8 +416,9 @@ class PoolObserver:
             self.tell("retire", r=name)
         self.reactions.ended(request, count)
 
-    def _get_new_blocks(self, inner: Wrapper, *args: Any, **kwargs: Any) -> Any:
-        blocks = inner(*args, **kwargs)
+    def _get_new_blocks(self, inner: Wrapper, num_blocks: int, *args: Any, **kwargs: Any) -> Any:
+        self.reactions.before_taking(num_blocks)
+        blocks = inner(num_blocks, *args, **kwargs)
         name = self._name()
         held = self.held.setdefault(name, [])
         for block in blocks:

@@ -21,6 +21,7 @@ from vllm.v1.request import RequestStatus
 
 from kvclaims.bridge.serving.desk import Desk
 from kvclaims.bridge.vllm.claims import ClaimBook
+from kvclaims.bridge.vllm.eviction import spare
 from kvclaims.bridge.vllm.names import Names
 from kvclaims.bridge.vllm.observer import UNNAMED, PoolObserver, Reactions
 from kvclaims.bridge.vllm.requests import Blocked, RequestLog, RequestRecord
@@ -187,6 +188,10 @@ class ClaimEnforcer(Reactions):
         return True
 
     # -- what the observer tells ---------------------------------------------------------------
+
+    def before_taking(self, blocks: int) -> None:
+        if self.book.has_preferred:
+            spare(self.pool.free_block_queue, blocks, self.book.prefers)
 
     def before_loss(self, lost: Mapping[int, str], request: str | None) -> None:
         self._admit_first()

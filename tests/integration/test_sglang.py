@@ -55,9 +55,19 @@ pytestmark = pytest.mark.engine
 EXPRESSIBLE = (
     *("C1", "L1", "L2", "L3", "L4", "L5", "L7", "S", "capacity", "congestion", "demotable"),
     *("lease-read", "minimal-blame", "oversubscribed", "shared-release", "soft-harm"),
+    "soft-order",
 )
 LACKING = (
-    *("L6", "abort-in-flight", "load-aborted", "load-failed", "owner-reuse", "two-images", "wake"),
+    *(
+        "L6",
+        "abort-in-flight",
+        "fidelity",
+        "load-aborted",
+        "load-failed",
+        "owner-reuse",
+        "two-images",
+        "wake",
+    ),
 )
 
 
@@ -91,7 +101,17 @@ def test_litmus_holds_where_it_can_be_expressed() -> None:
     verdicts = {p.program.id: p.verdict for p in report.programs}
     assert [p for p in EXPRESSIBLE if verdicts[p] is not Verdict.HOLDS] == []
     assert [p for p in LACKING if verdicts[p] is not Verdict.NOT_EXPOSED] == []
-    assert sum(case.monitored for p in report.programs for case in p.cases) == 13419
+    assert sum(case.monitored for p in report.programs for case in p.cases) == 13788
+
+
+@live
+def test_without_a_word_of_ours_the_tree_evicts_what_a_soft_claim_covers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvclaims.bridge.vllm.claims.ClaimBook.has_preferred", False)
+    engine, info = ready("sglang")
+    report = litmus(engine, info, select(["soft-order"]), lambda _: None)
+    assert "harmed is 1, expected 0" in str([str(p) for _, p in report.programs[0].problems])
 
 
 @live
@@ -129,7 +149,7 @@ def test_hard_claims_are_kept_by_the_adapter_and_not_without_its_evidence() -> N
     profile = profiles.load("sglang-claims")
     hard, _, soft = lower.lower(profile).modes
     assert (hard.lowering, hard.verdict) == (Lowering.POLICY, Verdict.HOLDS)
-    assert soft.lowering is Lowering.UNKNOWN
+    assert (soft.lowering, soft.verdict) == (Lowering.POLICY, Verdict.HOLDS)
 
     def nothing_runs(wanted: profiles.Probe) -> lower.ProbeResult:
         return lower.ProbeResult(Verdict.UNKNOWN, f"{wanted.program} did not run")

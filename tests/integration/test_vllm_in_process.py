@@ -6,6 +6,8 @@ import pytest
 from vllm_world import NEEDS_VLLM, World
 
 from kvclaims.bridge.vllm.engine import IN_PROCESS
+from kvclaims.checker.litmus import litmus
+from kvclaims.checker.programs import select
 from kvclaims.checker.supervise import Program, supervise
 from kvclaims.spec.fidelity import Fidelity
 from kvclaims.spec.interface import BadOperation, PoolConfig, Predicate, PredicateKind
@@ -274,3 +276,28 @@ def test_a_request_preempted_in_flight_is_longer_when_it_comes_back() -> None:
     config = PoolConfig(usable=10, block_size=4, defer_limit=0, in_flight=2)
     program = Program(config, tuple(map(parse, operations)))
     assert supervise(IN_PROCESS, None, program) == ()
+
+
+def test_without_a_word_of_ours_the_queue_gives_what_a_soft_claim_covers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvclaims.bridge.vllm.claims.ClaimBook.has_preferred", False)
+    report = litmus(IN_PROCESS, IN_PROCESS.info(), select(["soft-order"]), lambda _: None)
+    assert "harmed is 1, expected 0" in [p.message for _, p in report.programs[0].problems]
+
+
+def test_preferred_blocks_that_stand_in_the_way_go_to_the_tail_in_their_order() -> None:
+    from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+
+    from kvclaims.bridge.vllm.eviction import spare
+
+    def after(count: int, preferred: set[int]) -> list[int]:
+        queue = FreeKVCacheBlockQueue([KVCacheBlock(number) for number in range(6)])
+        spare(queue, count, preferred.__contains__)
+        return [block.block_id for block in queue.get_all_free_blocks()]
+
+    assert after(2, {0, 2, 5}) == [1, 3, 4, 5, 0, 2]
+    assert after(3, {0, 2, 5}) == [1, 3, 4, 5, 0, 2]
+    assert after(4, {0, 2, 5}) == [1, 3, 4, 0, 2, 5]
+    assert after(1, {2}) == [0, 1, 2, 3, 4, 5]
+    assert after(0, {0}) == [0, 1, 2, 3, 4, 5]

@@ -106,6 +106,13 @@ def test_every_wrong_number_is_told_by_its_own_rule(
     assert len(violation["operations"]) == 6
 
 
+def test_evicting_in_the_order_of_use_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvclaims.reference.residency.PREFERRED", frozenset())
+    report = run(select(["soft-order"]))
+    said = [v["message"] for v in report.to_json()["violations"]]
+    assert said[:2] == ["harmed is 1, expected 0", "leading is 10, expected 30"]
+
+
 @pytest.mark.parametrize(("always", "accepted", "refused"), [(True, 2, 0), (False, 0, 2)])
 def test_a_runtime_that_does_not_look_at_the_class_that_is_asked_for_is_found(
     monkeypatch: pytest.MonkeyPatch, always: bool, accepted: int, refused: int

@@ -474,10 +474,19 @@ def test_best_effort_for_soft_priority_is_not_refuted_by_a_run_of_something_else
     assert verdict.reasons == ("nothing shows that best_effort can stand in for soft_priority",)
 
 
-def test_that_soft_content_goes_later_is_claimed_of_no_engine_that_runs_here() -> None:
-    """With 30 blocks of a soft claim and 30 of nobody's, it is the claim's that go."""
-    (soft,) = (m for m in profiles.load("vllm-claims").modes if m.protection is Protection.SOFT)
-    assert lower.judge(soft, holds, "vllm").reasons == ("nothing shows eviction_order",)
+@pytest.mark.parametrize(("name", "engine"), [("vllm-claims", "vllm"), ("sglang-claims", "sglang")])
+def test_that_soft_content_goes_later_rests_on_a_run_that_shows_it(name: str, engine: str) -> None:
+    """With 30 blocks of a soft claim and 30 of nobody's, it is the others that go."""
+    (soft,) = (m for m in profiles.load(name).modes if m.protection is Protection.SOFT)
+    assert lower.judge(soft, holds, engine).lowering is Lowering.POLICY
+
+    def in_its_own_order(wanted: Probe) -> lower.ProbeResult:
+        verdict = Verdict.VIOLATED if wanted.program == "soft-order" else Verdict.HOLDS
+        return lower.ProbeResult(verdict, f"{wanted.program}: {verdict}")
+
+    judged = lower.judge(soft, in_its_own_order, engine)
+    assert judged.lowering is Lowering.REJECTED
+    assert judged.reasons == ("eviction_order: soft-order: VIOLATED",)
 
 
 @pytest.mark.parametrize(

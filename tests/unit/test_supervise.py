@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,11 +19,13 @@ from kvclaims.checker.observing import (
     standing,
 )
 from kvclaims.checker.supervise import Program, Supervisor, open_supervised
+from kvclaims.spec.fidelity import Fidelity
 from kvclaims.spec.interface import (
     ClaimView,
     NotExposed,
     Observation,
     PoolConfig,
+    Predicate,
     RequestView,
     Runtime,
 )
@@ -159,6 +162,37 @@ def test_a_bad_operation_is_a_legal_answer() -> None:
         {"op": "lose", "content": [["A", 1]], "position": 1},
     ]
     assert run(supervisor, raw) == []
+
+
+LOSSY: dict[str, Any] = {"op": "declare", "claim": "c", "content": [["A", 8]], "n": 8}
+
+
+@pytest.mark.parametrize(
+    ("name", "replacement", "asks", "message"),
+    [
+        ("satisfies", lambda *_: True, "exact", "claim c was granted exact where lossy survives"),
+        ("satisfies", lambda *_: False, "lossy", "claim c costs 0 blocks, headroom is 6, yet ref"),
+    ],
+)
+def test_a_claim_gets_the_class_that_survives_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, name: str, replacement: Any, asks: str, message: str
+) -> None:
+    pool = replace(POOL, fidelity=Fidelity.LOSSY)
+    raw = {**LOSSY, "n": 2, "fidelity": asks}
+    assert run(open_supervised(REFERENCE, None, pool), [raw]) == []
+    monkeypatch.setattr(f"kvclaims.reference.residency.{name}", replacement)
+    found = run(open_supervised(REFERENCE, None, pool), [raw])
+    assert [said for _, said in found if said.startswith(message)] != []
+
+
+def test_a_clipped_claim_that_is_granted_another_class_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raw = {**LOSSY, "fidelity": "lossy", "min_blocks": 1}
+    assert run(open_supervised(REFERENCE, None, POOL), [raw]) == []
+    monkeypatch.setattr(Predicate, "clipped", lambda self, n: Predicate(self.kind, n))
+    found = run(open_supervised(REFERENCE, None, POOL), [raw])
+    assert found[0] == ("L2", "claim c asked for lossy, was granted exact")
 
 
 def test_supervise_stops_at_the_first_broken_rule() -> None:
