@@ -20,7 +20,7 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -38,6 +38,7 @@ from kvclaims.checker.codemutants import CodeMutant, code_mutants
 from kvclaims.checker.conform import replay_instance
 from kvclaims.checker.fates import Fate, Judged
 from kvclaims.checker.instances import PINNED
+from kvclaims.checker.memorycheck import check_memory
 from kvclaims.checker.programs import builtin
 from kvclaims.checker.recorded import CROWDED, Recorded, differing, play, record
 from kvclaims.checker.scenes import scenes
@@ -64,6 +65,9 @@ RUNS: Final = 3_000
 SEED: Final = 8
 SITUATIONS: Final = 300
 """Random situations in which the arbiter is asked."""
+
+MEMORIES: Final = 300
+"""Runs of writers on the simulated memory."""
 
 SUPERVISED: Final = 5
 """Runs that show a difference and are then supervised."""
@@ -174,6 +178,12 @@ def answers_as_specified(_engine: Engine) -> str | None:
     return None
 
 
+_OWN: Final[Mapping[str, tuple[str, Check]]] = {
+    "arbiter.py": ("specification", answers_as_specified),
+    "memory.py": ("memory", lambda _: check_memory(MEMORIES)),
+}
+"""What is asked of one module alone."""
+
 Look = Callable[[Sequence[Recorded]], Iterable[Recorded]]
 """Looks for the runs among some that are worth supervision, when it is asked for them."""
 
@@ -181,8 +191,8 @@ Look = Callable[[Sequence[Recorded]], Iterable[Recorded]]
 def checks_for(path: str, runs: Sequence[Recorded], look: Look) -> Iterator[tuple[str, Check]]:
     """Every check by name, in the order in which they are likely to kill soon."""
     steps = Path(path).name in _LEDGER
-    if Path(path).name == "arbiter.py":
-        yield "specification", answers_as_specified
+    if Path(path).name in _OWN:
+        yield _OWN[Path(path).name]
     if steps:
         yield "conformance", partial(conforms, "pool/ways")
     yield "fuzzing", partial(survives_fuzzing, look(runs[:FEW]))

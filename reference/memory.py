@@ -36,7 +36,8 @@ class Memory:
     def __init__(self, block_size: int) -> None:
         self._size = block_size
         self._name: dict[int, str] = {}
-        self._slots: dict[int, tuple[int, ...]] = {}
+        self._slots: dict[int, tuple[str, tuple[int, ...]]] = {}
+        """What a block continues, and its tokens."""
         self._awaited: set[int] = set()
         """Blocks handed out since they were last written."""
 
@@ -71,12 +72,12 @@ class Memory:
                 key = chunk.keys[position] if position < len(chunk.keys) else ""
                 self._put(block, parent, chunk.tokens[first:end], key)
             else:
-                self._name[block], self._slots[block] = GARBAGE, ()
+                self._name[block], self._slots[block] = GARBAGE, ("", ())
 
     def load(self, block: int, key: str) -> None:
         """A transfer writes a whole block."""
         self._awaited.discard(block)
-        self._name[block], self._slots[block] = key, ()
+        self._name[block], self._slots[block] = key, ("", ())
 
     def discard(self) -> None:
         """All memory is given up; what comes back is blank."""
@@ -85,18 +86,13 @@ class Memory:
 
     def _reads(self, block: int, parent: str, tokens: Sequence[int]) -> bool:
         """Whether the block begins with these tokens after this parent (trivially so if none)."""
-        slots = self._slots.get(block, ())
-        if not tokens:
-            return True
-        return slots[: len(tokens)] == tuple(tokens) and self._begins(block, parent)
-
-    def _begins(self, block: int, parent: str) -> bool:
-        return self._name[block].rpartition("+")[0] == parent
+        there, slots = self._slots.get(block, ("", ()))
+        return not tokens or (there == parent and slots[: len(tokens)] == tuple(tokens))
 
     def _put(self, block: int, parent: str, tokens: Sequence[int], key: str) -> None:
         whole = len(tokens) == self._size
         self._name[block] = key if key and whole else partial_content(parent, tokens)
-        self._slots[block] = tuple(tokens)
+        self._slots[block] = parent, tuple(tokens)
 
 
 def _parent(chunk: Chunk, position: int) -> str:
