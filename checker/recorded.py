@@ -146,7 +146,7 @@ class _Watched:
     def close(self) -> str:
         """What is left of the run, the whole pool and the last events, and what comes too late."""
         runtime = self.runtime
-        nowhere = _answer(lambda: runtime.fingerprint((max(self._blocks) + 1,)))
+        nowhere = _answer(lambda: runtime.fingerprint((*self._blocks, max(self._blocks) + 1)))
         left = runtime.observe(), runtime.snapshot(), nowhere
         runtime.close()
         late = [_answer(lambda o=o: perform(runtime, o)) for o in LATE]  # type: ignore[misc]

@@ -311,10 +311,9 @@ class _Writer:
         return f"sum({self._each(var, Lit(True, BOOL), self.term(body))})"
 
     def _count(self, var: Var, condition: Term) -> str:
-        wrong, counted = negation(condition), condition
-        rest = ""
-        if not self._narrow(var, condition) and not var.sort.values and self._narrow(var, wrong):
-            counted, rest = wrong, f"len({self.grip('known', var.sort)}) - "
+        wrong, counted, rest = negation(condition), condition, ""
+        if self._narrow(var, wrong):
+            counted, rest = wrong, f"len({self._everything(var.sort)}) - "
         holds = self.term(counted)
         name = self.name(var)
         return f"({rest}sum(1 for {name} in {self.source(var, counted)} if {holds}))"
@@ -359,9 +358,12 @@ class _Writer:
             return "{" + ", ".join(f"*{one.text}" for one in found) + "}"
         if found:
             return found[0].text
-        if var.sort == BOOL or var.sort.values:
-            return f"range({len(var.sort.values) or 2})"
-        return f"tuple({self.grip('known', var.sort)})"
+        return self._everything(var.sort)
+
+    def _everything(self, sort: Sort) -> str:
+        if sort == BOOL or sort.values:
+            return f"range({len(sort.values) or 2})"
+        return self.grip("known", sort)
 
     def _narrow(
         self, var: Var, condition: Term, hidden: tuple[Var, ...] = ()
@@ -395,7 +397,7 @@ class _Writer:
                 found = f"p[{mine}] for p in {index}.get({name}, ())"
                 text = f"[{found}]" if len(part.args) == 2 else f"{{{found}}}"
                 return _Source(text, 0, name, index)
-        return _Source(f"tuple({self.grip(str(mine), part.symbol)})", 1)
+        return _Source(self.grip(str(mine), part.symbol), 1)
 
     def _all_of(self, symbol: Symbol, cost: int) -> _Source:
         return _Source(f"[p[0] for p in {self.grip('values', symbol)}]", cost)
