@@ -127,7 +127,12 @@ _WORDS: Final[dict[str, frozenset[str]]] = {
 _TABLE: Final = ("active_request_blocks", "blocks")
 """Elsewhere `blocks` is a count; here it is the blocks themselves."""
 
-_NEEDS_CLAIM: Final = ("resident_claim_", "resident_block_materialized", "block_lost_after")
+_NEEDS_CLAIM: Final = (
+    "resident_claim_",
+    "resident_block_materialized",
+    "block_lost_after",
+    "restoration_",
+)
 _NEEDS_REQUEST: Final = ("active_request_", "future_reuse_", "external_load_")
 
 
@@ -351,6 +356,12 @@ class ClaimLife:
     was_accepted: bool = False
     was_materialized: bool = False
     blocks: dict[int, int] = field(default_factory=dict)
+    tier: str | None = None
+    """Where it was last offloaded to."""
+    loads: int = 0
+    """Blocks that were loaded, for whichever request, when it was last required back."""
+    failed: bool = False
+    """A load for it has failed."""
 
     @property
     def responsible(self) -> bool:
@@ -388,6 +399,8 @@ class RequestLife:
     """How often its content was left for reuse."""
     blocking_claims: tuple[str, ...] = ()
     waited_on: tuple[str, ...] = ()
+    is_short: bool = False
+    """Not all of what was last loaded for it is right."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -420,6 +433,9 @@ class Fold:
         self._in_force: dict[str, ClaimLife] = {}
         """Claims that the runtime is responsible for, by id."""
         self._taken: dict[str, Event] = {}
+        self._loaded_blocks = 0
+        self.failed_restores: list[str] = []
+        """Claims for which a load failed, in this order."""
         for event in events:
             self.take(event)
 
@@ -598,6 +614,69 @@ class Fold:
         if claim is not None and claim.phase not in TERMINAL:
             self._break("L4", f"claim {claim.claim_id} is {claim.phase}, not ended, at this loss")
 
+    # -- claims in a tier
+
+    def _offloaded(self, event: Event) -> None:
+        claim = self._claim(event)
+        if claim is None:
+            return
+        if claim.protection is not Protection.OFFLOADABLE:
+            self._break("O1", f"claim {claim.claim_id} was offloaded, it is {claim.protection}")
+        self._names_tier(claim, event)
+        self._goes(claim, Phase.OFFLOADED)
+        claim.tier = event.data["tier"]
+        claim.blocks.clear()
+
+    def _required(self, event: Event) -> None:
+        claim = self._claim(event)
+        if claim is None:
+            return
+        self._goes(claim, Phase.RESTORING)
+        self._names_tier(claim, event)
+        claim.loads = self._loaded_blocks
+
+    def _restored(self, event: Event) -> None:
+        claim = self._claim(event)
+        if claim is None:
+            return
+        if claim.failed:
+            self._break("O2", f"claim {claim.claim_id} was restored though a load for it failed")
+        if claim.phase is not Phase.RESTORING:
+            self._break("O1", f"claim {claim.claim_id} was restored while {claim.phase}")
+        elif not 0 < event.data["blocks"] <= self._loaded_blocks - claim.loads:
+            self._break(
+                "O3",
+                f"claim {claim.claim_id} is called restored, {event.data['blocks']} blocks of it, "
+                f"and {self._loaded_blocks - claim.loads} were loaded since it was required",
+            )
+        self._names_tier(claim, event)
+        self._goes(claim, Phase.MATERIALIZED)
+
+    def _restore_failed(self, event: Event) -> None:
+        claim = self._claim(event)
+        if claim is None:
+            return
+        self.failed_restores.append(claim.claim_id)
+        if claim.phase is not Phase.RESTORING:
+            self._break(
+                "O2", f"a restore of claim {claim.claim_id} failed, and it was {claim.phase}"
+            )
+        request = self.requests.get(event.request_id or "")
+        if request is None or not request.is_short:
+            self._break(
+                "O2",
+                f"a failed restore is blamed on claim {claim.claim_id}, and no load fell short "
+                f"for request {event.request_id}",
+            )
+        self._names_tier(claim, event)
+        claim.failed = True
+
+    def _names_tier(self, claim: ClaimLife, event: Event) -> None:
+        """A tier is named, and it is the one that the claim was offloaded to."""
+        tier = event.data["tier"]
+        if not tier or tier != (claim.tier or tier):
+            self._break("O1", f"claim {claim.claim_id} is in tier {claim.tier}, not in {tier!r}")
+
     # -- blocks
 
     def _victim(self, event: Event) -> None:
@@ -720,6 +799,8 @@ class Fold:
         if event.data["loaded"] > event.data["blocks"]:
             self._break("O2", f"request {request.request_id} loaded more than it asked for")
         request.state = "running"
+        request.is_short = event.data["loaded"] < event.data["blocks"]
+        self._loaded_blocks += event.data["loaded"]
 
     def _blame(self, request: RequestLife, blockers: Iterable[str]) -> None:
         for name in blockers:
@@ -779,6 +860,8 @@ class Fold:
         for claim in self.claims.values():
             if claim.phase is Phase.SUBMITTED:
                 self._break("V1", f"claim {claim.claim_id} was never decided")
+            if claim.failed and claim.responsible:
+                self._break("O2", f"claim {claim.claim_id} goes on though its restore has failed")
         for name, victim in self._taken.items():
             self._now = victim
             self._break(
@@ -819,6 +902,10 @@ _HANDLERS: Final[dict[str, Callable[[Fold, Event], None]]] = {
     **dict.fromkeys(_ENDINGS, Fold._ended),
     "resident_claim_renewed": Fold._renewed,
     "resident_claim_harmed": Fold._harmed,
+    "resident_claim_offloaded": Fold._offloaded,
+    "restoration_required": Fold._required,
+    "resident_claim_restored": Fold._restored,
+    "restoration_failed": Fold._restore_failed,
     "resident_block_lost": Fold._block_lost,
     "block_lost_after_release": Fold._lost_later,
     "allocation_victim_selected": Fold._victim,

@@ -165,6 +165,11 @@ class Desk:
         """The answer of a refused request, for its owner's eyes."""
         return self._describe(self._refusals[request_id], Who(owner))
 
+    def told_claims(self, claims: Iterable[str], owner: str) -> list[dict[str, Any]]:
+        """Claims by their ids, for the eyes of this owner."""
+        book = self.enforcer.book
+        return [self._blamed(c, book.claims[c].footprint, Who(owner)) for c in claims]
+
     # -- operations ------------------------------------------------------------------------------
 
     def operate(self, message: Mapping[str, Any]) -> Answer:

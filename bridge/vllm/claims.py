@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 from typing import Any, Final, Protocol
 
 from kvclaims.bridge.vllm.limits import HardShare
+from kvclaims.bridge.vllm.tier import FILES, Tier
 from kvclaims.spec.feasibility import Promise
 from kvclaims.spec.fidelity import Fidelity, satisfies
 from kvclaims.spec.interface import (
@@ -39,6 +40,10 @@ _ENDINGS: Final = {
     Phase.EXPIRED: "resident_claim_expired",
     Phase.RELEASED: "resident_claim_released",
 }
+
+
+NO_BLOCK: Final = 0
+"""The block of a loss that was of a copy in a tier: the null block, which holds nothing (B6)."""
 
 
 class Pool(Protocol):
@@ -71,6 +76,12 @@ class Claim:
     cover: dict[int, int] = field(default_factory=dict)
     loans: set[int] = field(default_factory=set)
     """Blocks that requests took on this claim's reserve and that it does not cover yet."""
+    departed: bool = False
+    """It was offloaded once: in the machine of the pool it ended then (`spec.composed`)."""
+    away: set[int] = field(default_factory=set)
+    """Positions whose content left the device since, and that no load has brought back."""
+    returned: int = 0
+    """How many a load has brought back since it was last offloaded."""
 
     @property
     def name(self) -> str:
@@ -82,8 +93,17 @@ class Claim:
         return self.spec.protection is Protection.HARD
 
     @property
+    def offloadable(self) -> bool:
+        return self.spec.protection is Protection.OFFLOADABLE
+
+    @property
     def responsible(self) -> bool:
         return self.phase in RESPONSIBLE
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """Its contents, each with its position."""
+        return {self.key_at(position): position for position in self.granted.positions}
 
     @property
     def footprint(self) -> int:
@@ -112,6 +132,8 @@ class ClaimBook:
 
     def __init__(self, pool: Pool, recorder: Recorder) -> None:
         self._pool = pool
+        self.tier: Tier | None = None
+        """Where offloadable claims are kept; without it there are none."""
         self.share = HardShare()
         self._ended: dict[str, None] = {}
         """Claims in a terminal phase, in the order in which they ended."""
@@ -128,6 +150,8 @@ class ClaimBook:
         """Content → accepted claims that do not cover it yet, with the position it has there."""
         self._concerns: dict[int, set[str]] = {}
         """Block → claims whose `cover` it is in, ended ones too: its loss is still told once."""
+        self._after: dict[str, dict[str, int]] = {}
+        """Content in a tier → claims that ended, with its position: its loss is still told once."""
         self._timed: dict[str, Claim] = {}
         self._ends: list[tuple[int, int, str]] = []
         """A heap of ends; an entry that a renewal or an end overtook is skipped."""
@@ -273,7 +297,7 @@ class ClaimBook:
                 wanting.setdefault(claim_id, set()).add(position)
         for claim in self._in_order(wanting):
             for position in sorted(wanting[claim.spec.claim_id]):
-                block = self._pool.lookup(claim.key_at(position))
+                block = self._standing(claim, position)
                 if block is not None:
                     self._cover(claim, position, block)
             self._materialize(claim)
@@ -281,7 +305,8 @@ class ClaimBook:
     def expect_loss(self, lost: Mapping[int, str], copies: Mapping[str, Sequence[int]]) -> None:
         """Blocks are about to lose their content; `copies` are the blocks that keep it.
 
-        Soft claims move to a copy; a demotable one that has none is demoted before the loss.
+        Soft claims move to a copy; of those that have none, an offloadable one that a tier keeps is
+        offloaded, and a demotable one demoted, before the loss.
         """
         for claim in self._concerned(lost):
             if not claim.responsible:
@@ -290,9 +315,12 @@ class ClaimBook:
                 if block in lost and copies[lost[block]]:
                     self._move(claim, position, copies[lost[block]][0])
             exposed = any(block in lost for block in claim.cover.values())
-            demotable = claim.spec.protection is Protection.DEMOTABLE
-            if exposed and demotable and claim.phase is Phase.MATERIALIZED:
+            if not exposed or claim.phase is not Phase.MATERIALIZED:
+                continue
+            if claim.spec.protection is Protection.DEMOTABLE:
                 self._finish(claim, Phase.DEMOTED)
+            elif claim.offloadable and all(map(self._is_kept, claim.keys)):
+                self._offload(claim)
 
     def lost(self, lost: Mapping[int, str], cause: Cause) -> None:
         """Blocks have lost their content: harm, less cover, or a loss after the end."""
@@ -314,6 +342,88 @@ class ClaimBook:
             else:
                 for position in gone:
                     self._forsake(claim, position)
+        self._miss(lost)
+
+    # -- claims in a tier ----------------------------------------------------------------------
+
+    def required(self, claim_id: str, request: str) -> None:
+        """`request` loads content of an offloaded claim: all of it is wanted back (O1)."""
+        claim = self.claims[claim_id]
+        if claim.phase is not Phase.OFFLOADED:
+            return
+        claim.phase = Phase.RESTORING
+        away = len(claim.away)
+        self._emit("restoration_required", claim, tier=FILES, blocks=away, request_id=request)
+        for position in claim.granted.positions:
+            self._want(claim, position)
+        for position in claim.granted.positions:
+            block = self._standing(claim, position)
+            if block is not None:
+                self._cover(claim, position, block)
+
+    def brought_back(self, owners: Mapping[str, int]) -> None:
+        """A load has made content visible that these claims are owed, each at a position.  Content
+        that was computed anew is not restored (O3)."""
+        for claim_id, position in owners.items():
+            claim = self.claims[claim_id]
+            if position in claim.away:
+                claim.away.discard(position)
+                claim.returned += 1
+
+    def restore_failed(self, claim_id: str, request: str, reason: str) -> None:
+        """A load for the claim has failed: it ends, and is told to be the one concerned (O2)."""
+        claim = self.claims[claim_id]
+        self._emit("restoration_failed", claim, tier=FILES, reason=reason, request_id=request)
+        _, survivors = self._survival(claim)
+        if survivors == claim.footprint:  # computed again meanwhile: kept, but not restored
+            self._finish(claim, Phase.DEMOTED)
+        else:
+            self._harm(claim, Cause.FAULT)
+
+    def copy_lost(self, claim_id: str, key: str) -> None:
+        """A fault took a copy; it harms a claim of which nothing else keeps that content."""
+        claim = self.claims[claim_id]
+        away = claim.phase in (Phase.OFFLOADED, Phase.RESTORING)
+        if away and not self._pool.is_visible(key):
+            self._harm(claim, Cause.FAULT)
+
+    def given_up(self, keys: Iterable[str]) -> None:
+        """The tier no longer keeps these: claims that ended before are told of the loss (L4)."""
+        for key in keys:
+            for claim_id, position in self._after.pop(key, {}).items():
+                if not self._pool.is_visible(key):
+                    self._tell_one_late_loss(self.claims[claim_id], position, NO_BLOCK)
+
+    def _offload(self, claim: Claim) -> None:
+        """Its blocks may go: a tier keeps every one of them (O1)."""
+        self._emit("resident_claim_offloaded", claim, tier=FILES, blocks=claim.footprint)
+        self._tell(claim, "finish", how=Phase.DEMOTED.value)
+        claim.phase = Phase.OFFLOADED
+        claim.departed, claim.returned = True, 0
+        claim.away.clear()
+        self._forget(claim)
+
+    def _miss(self, lost: Mapping[int, str]) -> None:
+        """Contents that claims in a tier lack on the device from now on."""
+        if self.tier is None:
+            return
+        for key in lost.values():
+            if self._pool.is_visible(key):
+                continue
+            for claim_id, position in self.tier.owners(key).items():
+                claim = self.claims[claim_id]
+                if claim.phase in (Phase.OFFLOADED, Phase.RESTORING):
+                    claim.away.add(position)
+
+    def _restored(self, claim: Claim) -> None:
+        """Back on the device, if a load brought back all that had left it (O3)."""
+        if claim.away or not claim.returned:
+            return
+        claim.phase = Phase.MATERIALIZED
+        self._emit("resident_claim_restored", claim, tier=FILES, blocks=claim.returned)
+
+    def _is_kept(self, key: str) -> bool:
+        return self.tier is not None and self.tier.keeps(key)
 
     # -- views ---------------------------------------------------------------------------------
 
@@ -361,11 +471,11 @@ class ClaimBook:
 
     def _decide(self, claim: Claim) -> ClaimAnswer:
         headroom = self.headroom()
-        if claim.spec.protection is Protection.OFFLOADABLE:
-            return self._refuse(claim, "no tier", 0, headroom)
         asked = claim.spec.predicate.fidelity
         if not satisfies(Fidelity.EXACT, asked):
             return self._refuse(claim, f"{asked} is asked, exact survives", 0, headroom)
+        if claim.offloadable:
+            return self._decide_offloadable(claim, headroom)
         if not claim.hard:
             return self._accept(
                 claim, Decision.ACCEPTED, "soft claims reserve nothing", 0, headroom
@@ -383,6 +493,21 @@ class ClaimBook:
         cost = self._cost(claim, granted)
         reason = "clipped to the headroom" if granted < most else f"clipped: more {limit}"
         return self._accept(claim, Decision.CLIPPED, reason, cost, headroom)
+
+    def _decide_offloadable(self, claim: Claim, headroom: int) -> ClaimAnswer:
+        """Room in the tier is promised, and none on the device: it is the tier that keeps it."""
+        if self.tier is None:
+            return self._refuse(claim, "no tier", 0, headroom)
+        room = self.tier.fits(claim.keys)
+        if room == claim.footprint:
+            return self._accept(claim, Decision.ACCEPTED, "fits the tier", 0, headroom)
+        least = claim.spec.min_blocks
+        if least is None or room < least or claim.granted.kind is not PredicateKind.LEADING:
+            reason = f"exceeds what the tier's {self.tier.blocks} blocks leave"
+            return self._refuse(claim, reason, 0, headroom)
+        claim.granted = Predicate(PredicateKind.LEADING, room)
+        claim.keys = claim.keys[:room]
+        return self._accept(claim, Decision.CLIPPED, "clipped to the tier", 0, headroom)
 
     def _cost(self, claim: Claim, n: int) -> int:
         """Blocks of the first `n` positions that would have to come from the free queue."""
@@ -439,10 +564,12 @@ class ClaimBook:
             headroom_before=headroom,
         )
         self._pool.tell("accept", c=claim.name, n=cost)
+        if claim.offloadable and self.tier is not None:
+            self.tier.promise(claim.spec.claim_id, claim.positions)
         for position in claim.granted.positions:
             self._want(claim, position)
         for position in claim.granted.positions:
-            block = self._pool.lookup(claim.key_at(position))
+            block = self._standing(claim, position)
             if block is not None:
                 self._cover(claim, position, block, at_acceptance=True)
         self._materialize(claim)
@@ -459,6 +586,19 @@ class ClaimBook:
         if not self._wanted[key]:
             del self._wanted[key]
 
+    def _standing(self, claim: Claim, position: int) -> int | None:
+        """The block that may stand for a position.  What is to be kept in a tier counts once it is
+        there: from then on its blocks may be taken at any time."""
+        key = claim.key_at(position)
+        if claim.offloadable and not self._is_kept(key):
+            return None
+        return self._pool.lookup(key)
+
+    def _tell(self, claim: Claim, action: str, **args: Any) -> None:
+        """Tell the machine of the pool, which knows the claim until it is first offloaded."""
+        if not claim.departed:
+            self._pool.tell(action, c=claim.name, **args)
+
     def _cover(self, claim: Claim, position: int, block: int, at_acceptance: bool = False) -> None:
         """The claim protects `block` for `position`; a hard one takes a reference to it."""
         pays = False
@@ -474,7 +614,7 @@ class ClaimBook:
         claim.cover[position] = block
         self._link(claim, block)
         self._unwant(claim, position)
-        self._pool.tell("cover", c=claim.name, b=block, pays=pays)
+        self._tell(claim, "cover", b=block, pays=pays)
         self._emit("resident_block_materialized", claim, position=position, block_id=block)
 
     def _move(self, claim: Claim, position: int, copy: int) -> None:
@@ -482,7 +622,7 @@ class ClaimBook:
         self._unlink(claim, claim.cover[position])
         claim.cover[position] = copy
         self._link(claim, copy)
-        self._pool.tell("cover", c=claim.name, b=copy, pays=False)
+        self._tell(claim, "cover", b=copy, pays=False)
         self._emit("resident_block_materialized", claim, position=position, block_id=copy)
 
     def _uncover(self, claim: Claim, position: int) -> None:
@@ -506,7 +646,11 @@ class ClaimBook:
         return sorted((self.claims[c] for c in claim_ids), key=lambda claim: claim.order)
 
     def _materialize(self, claim: Claim) -> None:
-        if claim.phase is not Phase.ACCEPTED or len(claim.cover) < claim.footprint:
+        if len(claim.cover) < claim.footprint:
+            return
+        if claim.phase is Phase.RESTORING:
+            self._restored(claim)
+        if claim.phase is not Phase.ACCEPTED:
             return
         claim.phase = Phase.MATERIALIZED
         leading, survivors = self._survival(claim)
@@ -546,13 +690,20 @@ class ClaimBook:
         for position in gone:
             block = claim.cover.pop(position)
             self._unlink(claim, block)
-            self._emit(
-                "block_lost_after_release",
-                claim,
-                position=position,
-                block_id=block,
-                phase=claim.phase.value,
-            )
+            key = claim.key_at(position)
+            if claim.offloadable and self._is_kept(key):
+                self._after.setdefault(key, {})[claim.spec.claim_id] = position
+            else:
+                self._tell_one_late_loss(claim, position, block)
+
+    def _tell_one_late_loss(self, claim: Claim, position: int, block: int) -> None:
+        self._emit(
+            "block_lost_after_release",
+            claim,
+            position=position,
+            block_id=block,
+            phase=claim.phase.value,
+        )
 
     def _finish(self, claim: Claim, how: Phase) -> None:
         """Demotion, expiry or release: protection ends, content stays (L6)."""
@@ -560,8 +711,14 @@ class ClaimBook:
         covered = len(claim.cover)
         self._leave(claim, how)
         self._emit(_ENDINGS[how], claim, phase_before=before.value, covered=covered)
-        self._pool.tell("finish", c=claim.name, how=how.value)
+        self._tell(claim, "finish", how=how.value)
         self._drop_pins(claim)
+        if claim.departed:
+            for position in claim.granted.positions:
+                if position not in claim.cover:
+                    self._after.setdefault(claim.key_at(position), {})[claim.spec.claim_id] = (
+                        position
+                    )
 
     def _leave(self, claim: Claim, to: Phase) -> None:
         """Out of responsibility: nothing is owed or wanted any more."""
@@ -573,8 +730,10 @@ class ClaimBook:
         if not self._in_force[claim.spec.owner]:
             del self._in_force[claim.spec.owner]
         self._ended[claim.spec.claim_id] = None
+        if claim.offloadable and self.tier is not None:
+            self.tier.release(claim.spec.claim_id, claim.keys)
         for position in claim.granted.positions:
-            if position not in claim.cover:
+            if position not in claim.cover and claim.phase is not Phase.OFFLOADED:
                 self._unwant(claim, position)
         for block in claim.loans:
             del self._lender[block]
@@ -596,6 +755,8 @@ class ClaimBook:
         for block in claim.cover.values():
             self._unlink(claim, block)
         claim.cover.clear()
+        for key in claim.keys if self._after else ():
+            self._after.get(key, {}).pop(claim.spec.claim_id, None)
 
     # -- small helpers ---------------------------------------------------------------------------
 
@@ -606,8 +767,10 @@ class ClaimBook:
         return claim
 
     def _survival(self, claim: Claim) -> tuple[int, int]:
-        """Surviving positions: in a row from the start, and in all."""
-        present = [self._pool.is_visible(key) for key in claim.keys]
+        """Surviving positions: in a row from the start, and in all.  What is to be kept in a tier
+        survives there."""
+        tier = self._is_kept if claim.offloadable else lambda _: False
+        present = [self._pool.is_visible(key) or tier(key) for key in claim.keys]
         leading = present.index(False) if False in present else len(present)
         return leading, sum(present)
 

@@ -99,6 +99,16 @@ class RequestLog:
             free_blocks_before_allocate=free,
         )
 
+    def loading(self, record: RequestRecord, blocks: int) -> None:
+        """A transfer fills `blocks` of the request's blocks; until it has ended nothing runs."""
+        record.state = "loading"
+        self._emit("external_load_started", record, blocks=blocks)
+
+    def loaded(self, record: RequestRecord, blocks: int, good: int) -> None:
+        """Of the blocks that a transfer was to fill, `good` ones in a row are right."""
+        record.state = "running"
+        self._emit("external_load_finished", record, blocks=blocks, loaded=good)
+
     def grew(self, record: RequestRecord, blocks: list[int], lent: list[list[Any]]) -> None:
         """The request's whole table, and the blocks in it that claims lent."""
         self._emit("active_request_blocks", record, blocks=blocks, lent=lent)

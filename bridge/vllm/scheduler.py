@@ -24,6 +24,7 @@ from kvclaims.bridge.vllm.claims import ClaimBook
 from kvclaims.bridge.vllm.eviction import spare
 from kvclaims.bridge.vllm.names import Names
 from kvclaims.bridge.vllm.observer import UNNAMED, PoolObserver, Reactions
+from kvclaims.bridge.vllm.offloading import Offloading
 from kvclaims.bridge.vllm.requests import Blocked, RequestLog, RequestRecord
 from kvclaims.bridge.vllm.serving import Serving, settings_of
 from kvclaims.spec.feasibility import Judgement, Situation, judge
@@ -45,6 +46,9 @@ _TAKEN_BACK: Final = "lent_memory_returned"
 """Why a cached block was given up: for a request, or for nobody's sake but the memory's."""
 
 _WAITING: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+_GIVES_WAY: Final = (RequestStatus.RUNNING, RequestStatus.WAITING_FOR_REMOTE_KVS)
+"""What a request is whose blocks vLLM frees though it has not ended: it was preempted, or nothing
+of what was loaded for it is right."""
 
 
 def admits_reuse(request: Any) -> bool:
@@ -82,6 +86,11 @@ class ClaimEnforcer(Reactions):
         self.requests = RequestLog(recorder, defer_limit)
         self.tells_tables = True
         """Whether the trace has each request's table of blocks whenever it grew."""
+        self.admits = admits_reuse
+        self.adopted = 0
+        """How many blocks the request that was last given any found on the device."""
+        self.offloading: Offloading | None = None
+        """The tier of offloadable claims, where vLLM was given our connector."""
         self.desk: Desk | None = None
         """Where claims are made and told of while serving; then ended requests are forgotten."""
         self._withheld = 0
@@ -94,6 +103,10 @@ class ClaimEnforcer(Reactions):
         """The waiting request that allocates now, its hits, and the free blocks before."""
         self._refused: list[tuple[Any, Judgement]] = []
         self._grip()
+        connector = getattr(scheduler, "connector", None)
+        attach = getattr(connector, "attach_claims", None)
+        if attach is not None:
+            self.offloading = attach(self)
 
     def _grip(self) -> None:
         """Wrap three methods of the live objects (on the instances)."""
@@ -124,6 +137,12 @@ class ClaimEnforcer(Reactions):
         self._unwritten.discard(block)
         with self.observer.operation():
             self.book.written(keys)
+
+    def ended_reset(self, succeeded: bool) -> None:
+        """vLLM reset its prefix cache: what tiers keep goes with it (B10)."""
+        if succeeded and self.offloading is not None:
+            with self.observer.operation():
+                self.offloading.cleared()
 
     def is_visible(self, key: str) -> bool:
         return self.observer.lookup(key) is not None
@@ -223,16 +242,20 @@ class ClaimEnforcer(Reactions):
         self.book.lend(claim.rpartition("#")[0], block)
 
     def freed(self, block: int) -> str | None:
+        if self.offloading is not None:
+            self.offloading.freed(block)
         return self.book.freed(block)
 
     def registered(self, block: int, key: str) -> None:
         self._fresh[key] = None
         self._unwritten.add(block)
+        if self.offloading is not None:
+            self.offloading.registered(block, key)
 
     def ended(self, request: Any, blocks: int) -> None:
         record = self._record(request)
         status = request.status
-        if status == RequestStatus.RUNNING:
+        if status in _GIVES_WAY:
             if record is not None:
                 self.requests.preempted(record, blocks)
             return
@@ -251,6 +274,8 @@ class ClaimEnforcer(Reactions):
             self.requests.aborted(record, blocks)
             if self.desk is not None:
                 self.desk.answer(request.request_id)  # there is nobody left to tell
+            if self.offloading is not None:
+                self.offloading.unrestored.pop(request.request_id, None)
         elif RequestStatus.is_finished(request.status):
             full = request.num_computed_tokens // self.block_size
             self.requests.finished(record, blocks, full - record.hit_blocks)
@@ -286,8 +311,13 @@ class ClaimEnforcer(Reactions):
     def _allocate(
         self, allocate: Callable[..., Any], request: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        waiting = request.status in _WAITING
+        record = self.requests.records.get(self.alias(request.request_id))
+        loaded = record is not None and record.state == "running"
+        waiting = request.status in _WAITING and not loaded
         hits = _hits(args, kwargs)
+        self.adopted = len(hits)
+        if self.offloading is not None and kwargs.get("delay_cache_blocks"):
+            args = _for_all(request, args, kwargs)
         held = len(self.observer.held.get(self.alias(request.request_id), ()))
         draws = self._draws(request, held + len(hits))
         free = self.queue_length()
@@ -422,7 +452,27 @@ class ClaimEnforcer(Reactions):
                 known.outputs.append(output)
         if self.desk is not None and self.desk.has_answers:
             self._answer_claims(self.desk, outputs)
+        if self.offloading is not None and self.offloading.unrestored:
+            self._tell_unrestored(self.offloading.unrestored, outputs)
         return outputs
+
+    def blamed(self, request_id: str, claims: list[str]) -> list[Any]:
+        """These claims as whoever made the request may know them (Q3)."""
+        request = self.scheduler.requests.get(request_id)
+        if self.desk is None or request is None:
+            return list(claims)
+        return self.desk.told_claims(claims, self.desk.owner_of(_extra_args(request)))
+
+    def _tell_unrestored(self, failed: dict[str, list[Any]], outputs: dict[int, Any]) -> None:
+        """Requests that end are told if content that was to be loaded for them could not be, and
+        which claims were concerned (O2)."""
+        for output in (o for some in outputs.values() for o in some.outputs):
+            if output.finish_reason is None or output.request_id not in failed:
+                continue
+            told = failed.pop(output.request_id)
+            params = dict(output.kv_transfer_params or {})
+            params[VERDICT] = {**params.get(VERDICT, {}), "restoration_failed": told}
+            output.kv_transfer_params = params
 
     def _told(self, request: Any, judgement: Judgement) -> dict[str, Any]:
         if self.desk is None:
@@ -457,6 +507,14 @@ def _hits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
     if blocks is None:
         return []
     return [block.block_id for group in blocks.blocks for block in group if not block.is_null]
+
+
+def _for_all(request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments of `allocate_slots` for a request that loads: vLLM asks for the blocks that the
+    load fills.  It gets all of them at once: what waits for a transfer must not wait for room as
+    well (V3), and nobody else is promised what it still needs (F2)."""
+    found = kwargs["num_new_computed_tokens"] + kwargs["num_external_computed_tokens"]
+    return (max(0, request.num_tokens - found), *args[1:])
 
 
 class ClaimScheduling:
@@ -501,6 +559,12 @@ class ClaimScheduling:
         if self.enforcer is not None:
             self.enforcer.scheduled()
         return output
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
+        succeeded = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
+        if self.enforcer is not None:
+            self.enforcer.ended_reset(bool(succeeded))
+        return succeeded
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]

@@ -7,6 +7,7 @@ whole engine's).  Tests use it too.
 from __future__ import annotations
 
 import json
+import logging
 import random
 import statistics
 import time
@@ -44,6 +45,13 @@ from kvclaims.spec.pool import REQUEST
 from kvclaims.spec.vocabulary import TERMINAL, Protection, Verdict
 
 OWNERS: Final = ("ann", "bob", "cy")
+_TIER: Final = 40
+"""Copies that the tier of a soak has room for."""
+_TIER_EVENTS: Final = {
+    "resident_claim_offloaded": "offloaded",
+    "resident_claim_restored": "restored",
+    "restoration_failed": "failed to be restored",
+}
 _MOST_STEPS: Final = 3000
 """Steps without an end in which a pool is taken for stuck."""
 
@@ -56,10 +64,19 @@ class ServedPool:
     """A scheduler with claims, settings and a desk, of `usable` blocks of `size` tokens."""
 
     def __init__(
-        self, usable: int, size: int, settings: Settings | None = None, whole: bool = False
+        self,
+        usable: int,
+        size: int,
+        settings: Settings | None = None,
+        whole: bool = False,
+        *,
+        tier: int = 0,
+        in_flight: int = 1,
+        load_failure_policy: str = "recompute",
     ) -> None:
         self.size = size
-        self.driver = _driver(PoolConfig(usable, size), whole)
+        config = PoolConfig(usable, size, host_blocks=tier, in_flight=in_flight)
+        self.driver = _driver(config, whole, load_failure_policy)
         self.scheduler: Any = self.driver.scheduler
         chosen = settings or Settings()
         self.serving = self.scheduler.serving = Serving(self.scheduler, chosen)
@@ -114,17 +131,17 @@ class ServedPool:
         self.driver.close()
 
 
-def _driver(config: PoolConfig, whole: bool) -> Any:
+def _driver(config: PoolConfig, whole: bool, load_failure_policy: str) -> Any:
     engine = WHOLE_ENGINE if whole else IN_PROCESS
     engine.info()
     setup.quieten(setup.WHOLE if whole else setup.ALONE)
     if whole:
         from kvclaims.bridge.vllm.whole_engine import WholeDriver
 
-        return WholeDriver(config)
+        return WholeDriver(config, load_failure_policy=load_failure_policy)
     from kvclaims.bridge.vllm.simulated import SimulatedDriver
 
-    return SimulatedDriver(config)
+    return SimulatedDriver(config, load_failure_policy)
 
 
 # -- the paper's runs ------------------------------------------------------------------------------
@@ -223,6 +240,7 @@ class SoakReport:
     outcomes: Counter[str] = field(default_factory=Counter)
     decisions: Counter[str] = field(default_factory=Counter)
     phases: Counter[str] = field(default_factory=Counter)
+    tier: Counter[str] = field(default_factory=Counter)
     events: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -235,6 +253,7 @@ class SoakReport:
             ("requests", self.outcomes),
             ("claims", self.decisions),
             ("claims ended", self.phases),
+            ("tier", self.tier),
         ):
             yield f"{name}: " + ", ".join(f"{n:,} {what}" for what, n in sorted(counter.items()))
         yield from (f"PROBLEM {problem}" for problem in self.problems)
@@ -248,6 +267,7 @@ def soak(
     monitor as it runs, and by an audit of its trace files when it ends."""
     if engine not in ("vllm", "vllm-engine"):
         raise EngineMissing(f"a soak runs on vllm or vllm-engine, not on {engine!r}")
+    logging.getLogger("kvclaims.tier").setLevel(logging.ERROR)  # copies are spoilt on purpose
     report, start = SoakReport(), time.process_time()
     while report.requests < requests and not report.problems:
         count = min(per_life, requests - report.requests)
@@ -266,6 +286,7 @@ class Life:
 
     def __init__(self, whole: bool, seed: int, folder: Path, report: SoakReport) -> None:
         self._chance = random.Random(seed)
+        self._whole = whole
         self._report = report
         self._trace = folder / "trace.jsonl"
         size, usable = (32, 48) if whole else (4, 48)
@@ -279,7 +300,7 @@ class Life:
             trace_files=0,
             trace_tables=True,
         )
-        self._pool = ServedPool(usable, size, chosen, whole)
+        self._pool = ServedPool(usable, size, chosen, whole, tier=_TIER)
         self._usable = usable
         snapshot = self._pool.enforcer.observer.snapshot({})
         self._monitor = Monitor(snapshot.facts, snapshot.null_block)
@@ -309,8 +330,10 @@ class Life:
             self._change(*chance.choice(self._claims))
         elif roll < 0.95:
             self._abort()
-        elif roll < 0.995:
+        elif roll < 0.99:
             pool.now += chance.expovariate(1.0)
+        elif roll < 0.995:
+            self._spoil()
         else:
             pool.scheduler.reset_prefix_cache()
 
@@ -339,7 +362,13 @@ class Life:
     def _claim(self, owner: str) -> dict[str, Any]:
         """A claim of this owner, of which the monitor is told."""
         chance = self._chance
-        weights = {"hard_protected": 6, "soft_priority": 1, "demotable": 1, "best_effort": 1}
+        weights = {
+            "hard_protected": 6,
+            "offloadable": 3,
+            "soft_priority": 1,
+            "demotable": 1,
+            "best_effort": 1,
+        }
         (protection,) = chance.choices(list(weights), list(weights.values()))
         claim: dict[str, Any] = {
             "claim_id": f"c{self._made}-{len(self._claims)}-{chance.randint(0, 10**6)}",
@@ -374,6 +403,19 @@ class Life:
             chosen = self._chance.choice(alive)
             self._pool.scheduler.finish_requests(chosen, RequestStatus.FINISHED_ABORTED)
 
+    def _spoil(self) -> None:
+        """A copy in the tier goes bad."""
+        driver = self._pool.driver
+        if not self._whole:
+            copies = sorted(driver.tier.copies)
+            if copies:
+                driver.tier.broken.add(self._chance.choice(copies))
+        elif files := driver.tier_files():
+            path = self._chance.choice(files)
+            whole = bytearray(path.read_bytes())
+            whole[self._chance.randrange(len(whole))] ^= 1 << self._chance.randrange(8)
+            path.write_bytes(whole)
+
     def _end(self) -> None:
         """Everything that runs ends, every claim ends, and the pool is looked at."""
         pool, problems = self._pool, self._report.problems
@@ -399,6 +441,9 @@ class Life:
             problems.append(f"{free} of {self._usable} blocks are free at the end (B7)")
         if book.owed or book.share.total or pool.enforcer.requests.records:
             problems.append("something is owed or remembered at the end")
+        tier = pool.enforcer.offloading.tier
+        if tier.promised or tier.is_busy or tier.kept > _TIER:
+            problems.append("the tier owes something at the end, or holds too much (O1)")
         self._monitor.audit(pool.enforcer.observer.snapshot(book.pins()))
         problems += [str(violation) for violation in self._monitor.violations[:3]]
         self._report.outcomes.update(pool.serving.tally.outcomes)
@@ -412,6 +457,10 @@ class Life:
             for path in in_order(self._trace):
                 out.write(path.read_text())
         report = audit([whole])
+        for run in report.runs:
+            self._report.tier.update(
+                {_TIER_EVENTS[e]: n for e, n in run.fold.counts.items() if e in _TIER_EVENTS}
+            )
         if report.verdict is not Verdict.HOLDS:
             found = [str(v) for run in report.runs for v in run.fold.violations]
             self._report.problems += found[:3] or [str(report.verdict)]

@@ -150,9 +150,14 @@ def make_scheduler(
     policy: str = "fcfs",
     asynchronous: bool = False,
     windows: tuple[int, ...] = (0,),
+    tier_blocks: int = 0,
+    load_failure_policy: str = "recompute",
 ) -> Any:
-    """A scheduler with `usable` blocks.  `windows` has a layer and KV group each: 0 for full
-    attention, else the tokens of its sliding window."""
+    """A scheduler with `usable` blocks, and a tier for `tier_blocks` copies of blocks.
+
+    `windows` has a layer and KV group each: 0 for full attention, else the tokens of its sliding
+    window.
+    """
     import torch
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
     from vllm.v1.kv_cache_interface import (
@@ -166,6 +171,11 @@ def make_scheduler(
     config = scheduler_config((usable + 2) * block_size, policy, asynchronous)
     config.cache_config.block_size = block_size
     config.cache_config.num_gpu_blocks = usable + 1
+    if tier_blocks:
+        from vllm.config import KVTransferConfig
+
+        tier = tier_config("(in memory)", tier_blocks, load_failure_policy)
+        config.kv_transfer_config = KVTransferConfig(**tier)
     shape = {"block_size": block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     specs = [
         SlidingWindowSpec(**shape, sliding_window=w) if w else FullAttentionSpec(**shape)
@@ -183,6 +193,17 @@ def make_scheduler(
         block_size=block_size,
         log_stats=False,
     )
+
+
+def tier_config(folder: str, blocks: int, load_failure_policy: str) -> dict[str, Any]:
+    """What vLLM is given to keep offloadable claims in files (`kvclaims.bridge.vllm.offload`)."""
+    return {
+        "kv_connector": "ClaimTier",
+        "kv_connector_module_path": "kvclaims.bridge.vllm.offload",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": load_failure_policy,
+        "kv_connector_extra_config": {"folder": folder, "blocks": blocks},
+    }
 
 
 def block_hasher(block_size: int) -> Callable[[Any], list[bytes]]:

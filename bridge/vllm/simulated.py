@@ -17,6 +17,7 @@ from kvclaims.bridge.vllm import setup
 from kvclaims.bridge.vllm.names import ContentChain
 from kvclaims.bridge.vllm.observer import PoolObserver
 from kvclaims.bridge.vllm.scheduler import AsyncClaimScheduler, ClaimScheduler
+from kvclaims.bridge.vllm.tier import Load, Orders, Results
 from kvclaims.spec.content import GENERATED_TOKEN, fingerprint, partial_content
 from kvclaims.spec.interface import (
     BadOperation,
@@ -62,6 +63,64 @@ class SimulatedMemory:
         """All of it is given up and comes back blank."""
         self._blocks = [_BLANK] * len(self._blocks)
 
+    def take(self, block: int) -> _Slot:
+        """A copy of the block, for a tier."""
+        return self._blocks[block]
+
+    def put(self, block: int, copy: _Slot) -> None:
+        self._blocks[block] = copy
+
+
+class SimulatedTier:
+    """The worker's side of a tier: copies of blocks by name, in memory."""
+
+    def __init__(self, memory: SimulatedMemory) -> None:
+        self._memory = memory
+        self._life = ""
+        self.copies: dict[str, _Slot] = {}
+        self.broken: set[str] = set()
+        """Copies that are found to be wrong when they are read."""
+        self.is_full = False
+        """Whether nothing can be written."""
+
+    def work(self, orders: Orders) -> Any:
+        """Do what a step was sent along with, and answer as a worker does (None for nothing)."""
+        from vllm.v1.outputs import KVConnectorOutput
+
+        from kvclaims.bridge.vllm.offload import TierResults
+
+        if orders.life != self._life:
+            self._life = orders.life
+            self.copies.clear()
+            self.broken.clear()
+        for name in orders.drops:
+            self.copies.pop(name, None)
+            self.broken.discard(name)
+        results, invalid = Results(orders.life), set[int]()
+        for load in orders.loads:
+            invalid |= self._load(load, results)
+        for move in orders.saves:
+            if self.is_full:
+                results.unpublished[move.name] = "no space"
+            else:
+                self.copies[move.name] = self._memory.take(move.block)
+                results.published.add(move.name)
+        return KVConnectorOutput(
+            finished_recving={load.request_id for load in orders.loads},
+            invalid_block_ids=invalid,
+            kv_connector_worker_meta=TierResults(results),
+        )
+
+    def _load(self, load: Load, results: Results) -> set[int]:
+        for done, move in enumerate(load.moves):
+            if move.name in self.broken or move.name not in self.copies:
+                results.broken[move.name] = "it is not what it was"
+                results.loaded[load.request_id] = done
+                return {m.block for m in load.moves[done:]}
+            self._memory.put(move.block, self.copies[move.name])
+        results.loaded[load.request_id] = len(load.moves)
+        return set()
+
 
 @dataclass(frozen=True)
 class Work:
@@ -88,11 +147,11 @@ class Step:
 class SimulatedDriver:
     """The engine around the scheduler.  Up to `config.in_flight` steps run at a time."""
 
-    def __init__(self, config: PoolConfig) -> None:
+    def __init__(self, config: PoolConfig, load_failure_policy: str = "recompute") -> None:
         if config.windows != (0,):
             raise NotExposed("several KV groups under claims: only one full-attention group")
-        if config.drafts or config.host_blocks:
-            raise NotExposed("speculative tokens and a host tier, in this adapter")
+        if config.drafts:
+            raise NotExposed("speculative tokens, in this adapter")
         kind = AsyncClaimScheduler if config.in_flight > 1 else ClaimScheduler
         self.scheduler = setup.make_scheduler(
             kind,
@@ -100,6 +159,8 @@ class SimulatedDriver:
             config.block_size,
             policy=config.policy,
             asynchronous=config.in_flight > 1,
+            tier_blocks=config.host_blocks,
+            load_failure_policy=load_failure_policy,
         )
         self.scheduler.use_v2_model_runner = False
         if config.token_budget:
@@ -107,6 +168,7 @@ class SimulatedDriver:
         self._config = config
         self._hasher = setup.block_hasher(config.block_size)
         self._memory = SimulatedMemory(config.usable + 1, config.block_size)
+        self.tier = SimulatedTier(self._memory)
         self._chains: dict[str, ContentChain] = {}
         self._domains: dict[str, str] = {}
         self._flying: deque[Step] = deque()
@@ -160,10 +222,15 @@ class SimulatedDriver:
                 logprobs=None,
                 prompt_logprobs_dict={},
                 pooler_output=[],
+                kv_connector_output=self._tier_works(step),
             ),
         )
         for request_id in [r for r in self._chains if r not in self.scheduler.requests]:
             del self._chains[request_id]
+
+    def _tier_works(self, step: Step) -> Any:
+        told = step.output.kv_connector_metadata
+        return None if told is None else self.tier.work(told.orders)
 
     def computed(self, request_id: str) -> int | None:
         """Leading tokens of a running request that completed steps have written."""

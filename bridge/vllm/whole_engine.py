@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from kvclaims.bridge.fingerprint import fingerprints
@@ -43,9 +45,24 @@ def _no_ffi() -> Iterator[None]:
             sys.modules[name] = hidden
 
 
+_tier_folder: TemporaryDirectory[str] | None = None
+
+
+def boot_with_tier() -> None:
+    """Give the engine that this process will boot a tier for offloadable claims, whose room each
+    run sets.  `BadOperation` once it has booted without."""
+    global _tier_folder  # noqa: PLW0603  (one engine, one folder)
+    if _tier_folder is None and booted.cache_info().currsize:
+        raise BadOperation("the engine of this process has booted without a tier")
+    _tier_folder = _tier_folder or TemporaryDirectory(prefix="kvclaims-tier-")
+
+
 @lru_cache(maxsize=1)
 def booted() -> Any:
     """The one engine of this process; it stays, for its end would take torch's groups along."""
+    tier = {}
+    if _tier_folder is not None:
+        tier["kv_transfer_config"] = setup.tier_config(_tier_folder.name, 1, "recompute")
     most_tokens = (MOST_USABLE + 2) * BLOCK_SIZE
     with setup.boot_noise(), _no_ffi(), setup.model_folder(most_tokens) as folder:
         from vllm import LLM
@@ -65,18 +82,30 @@ def booted() -> Any:
             enable_prefix_caching=True,
             async_scheduling=False,
             disable_log_stats=True,
+            **tier,
         )
 
 
 class WholeDriver:
     """One run inside the live engine core, under a scheduler of this kind."""
 
-    def __init__(self, config: PoolConfig, kind: type = ClaimScheduler) -> None:
+    def __init__(
+        self,
+        config: PoolConfig,
+        kind: type = ClaimScheduler,
+        load_failure_policy: str = "recompute",
+    ) -> None:
         if config.block_size != BLOCK_SIZE:
             raise BadOperation(f"this engine has blocks of {BLOCK_SIZE} tokens")
         if config.usable > MOST_USABLE:
             raise BadOperation(f"this engine has at most {MOST_USABLE} usable blocks")
+        if config.host_blocks:
+            boot_with_tier()
         self._core = booted().llm_engine.engine_core.engine_core
+        transfers = self._core.vllm_config.kv_transfer_config
+        if transfers is not None:
+            transfers.kv_connector_extra_config["blocks"] = config.host_blocks or 1
+            transfers.kv_load_failure_policy = load_failure_policy
         self._run = next(_runs)
         self.scheduler = _fresh_scheduler(self._core, config.usable, kind)
         self._core.scheduler = self.scheduler
@@ -119,6 +148,13 @@ class WholeDriver:
     def fingerprint(self, blocks: tuple[int, ...]) -> tuple[int, ...]:
         worker = self._core.model_executor.driver_worker.worker
         return fingerprints(worker.model_runner.kv_caches, blocks)
+
+    def tier_files(self) -> list[Path]:
+        """The copies that the tier holds now, the oldest first."""
+        if _tier_folder is None:
+            return []
+        found = Path(_tier_folder.name).glob("*/*.kv")
+        return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
 
     def close(self) -> None:
         """Leave the engine idle: every request of this run ends and the worker hears of it."""

@@ -1,0 +1,375 @@
+"""Offloadable claims beside vLLM's own scheduler and allocator, in process: the whole life (O1 to
+O3), judged by the monitor at every step and by an audit of the trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm_world import NEEDS_VLLM
+
+from kvclaims.spec.content import Segment, content_ids, fingerprint, tokens_of
+from kvclaims.spec.vocabulary import Verdict
+
+pytestmark = NEEDS_VLLM
+
+SIZE = 4
+USABLE = 20
+
+
+class Shop:
+    """A served pool of 20 blocks with a tier, watched by a monitor."""
+
+    def __init__(self, folder: Path, *, tier: int = 40, in_flight: int = 1, **more: Any) -> None:
+        from kvclaims.bridge.serving.settings import Settings
+        from kvclaims.bridge.vllm.serving_bench import ServedPool
+        from kvclaims.checker.monitor import Monitor
+
+        self.trace = folder / "trace.jsonl"
+        settings = Settings(trace=str(self.trace), trace_tables=True)
+        self.pool = ServedPool(USABLE, SIZE, settings, tier=tier, in_flight=in_flight, **more)
+        snapshot = self.pool.enforcer.observer.snapshot({})
+        self.monitor = Monitor(snapshot.facts, snapshot.null_block)
+        self.pool.enforcer.observer.listen(self.monitor)
+        self.files = self.pool.driver.tier
+
+    def claim(self, claim: str, label: str, blocks: int, **more: Any) -> dict[str, Any]:
+        from kvclaims.spec.claims import CLAIM
+
+        protection = more.setdefault("protection", "offloadable")
+        self.monitor.introduce(CLAIM, f"a/{claim}#1", protection == "hard_protected")
+        return self.pool.declare(claim, label, blocks, **more).body
+
+    def ask(
+        self,
+        request: str,
+        label: str,
+        blocks: int,
+        more: int = 1,
+        answer: int = 1,
+        **extra: Any,
+    ) -> None:
+        from kvclaims.spec.pool import REQUEST
+
+        extra = {"kvclaims_owner": "a", **extra}
+        tokens = list(tokens_of((Segment(label, blocks), Segment("z", 0, more)), SIZE))
+        name = self.pool.ask(request, tokens, answer, **extra)
+        self.monitor.introduce(REQUEST, name, bool(extra.get("kvclaims_admit_reuse", True)))
+
+    def serve(self, request: str, label: str, blocks: int, **more: Any) -> None:
+        self.ask(request, label, blocks, **more)
+        self.pool.run()
+
+    def phase(self, claim: str) -> str:
+        return str(self.pool.do("inspect", claim_id=claim).body["phase"])
+
+    def told(self, *names: str) -> list[str]:
+        seen = [e.event for e in self.pool.serving.recorder.events]
+        return [event for event in seen if not names or event in names]
+
+    def holds(self, label: str, blocks: int) -> bool:
+        """Whether each block of this content reads in memory as what it is."""
+        keys = content_ids(tokens_of((Segment(label, blocks),), SIZE), SIZE)
+        where = [self.pool.enforcer.observer.lookup(key) for key in keys]
+        read = self.pool.driver.fingerprint(tuple(b for b in where if b is not None))
+        return tuple(read) == tuple(map(fingerprint, keys))
+
+    def close(self) -> Any:
+        """End the run; what the audit makes of it, nothing broken anywhere."""
+        from kvclaims.checker.audit import audit
+
+        self.pool.run()
+        self.monitor.audit(self.pool.enforcer.observer.snapshot(self.pool.enforcer.book.pins()))
+        assert self.monitor.violations == []
+        self.pool.close()
+        report = audit([self.trace])
+        assert report.verdict is Verdict.HOLDS, list(report.lines())
+        return report.runs[0].fold
+
+
+def away(shop: Shop, claim: str = "c", label: str = "A", blocks: int = 8) -> None:
+    """A claim that was materialized, and is offloaded."""
+    shop.claim(claim, label, blocks)
+    shop.serve(f"cache {claim}", label, blocks)
+    assert shop.phase(claim) == "materialized"
+    shop.serve(f"press {claim}", "P", 18)
+    assert shop.phase(claim) == "offloaded"
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def test_pressure_offloads_and_a_request_restores(shop: Shop) -> None:
+    away(shop)
+    assert not shop.holds("A", 8)
+    shop.serve("again", "A", 8)
+    assert shop.phase("c") == "materialized"
+    assert shop.holds("A", 8)
+    fold = shop.close()
+    order = [
+        "resident_claim_offloaded",
+        "restoration_required",
+        "external_load_started",
+        "external_load_finished",
+        "resident_claim_restored",
+    ]
+    assert shop.told(*order) == order
+    assert fold.failed_restores == []
+
+
+def test_it_owes_no_room_on_the_device(shop: Shop) -> None:
+    """The whole pool can be promised or used beside it, while it is away and while it is not."""
+    told = shop.claim("c", "A", 18)
+    assert (told["decision"], told["reserved_blocks"]) == ("accepted", 0)
+    shop.serve("cache", "A", 18)
+    assert shop.claim("hard", "B", 20, protection="hard_protected")["decision"] == "accepted"
+    shop.serve("fill", "B", 20, more=0)
+    assert (shop.phase("c"), shop.phase("hard")) == ("offloaded", "materialized")
+    shop.serve("again", "A", 18)  # what hard claims hold is not taken for a restore
+    told = shop.pool.outputs["again"].kv_transfer_params["kvclaims"]
+    assert (told["outcome"], told["shortfall"]) == ("refused", 19)
+    assert shop.phase("c") == "offloaded"
+    shop.close()
+
+
+def test_a_claim_counts_as_kept_only_once_it_is_in_the_tier(shop: Shop) -> None:
+    shop.files.is_full = True
+    shop.claim("c", "A", 8)
+    shop.serve("cache", "A", 8)
+    assert shop.phase("c") == "accepted"
+    assert not shop.pool.scheduler.has_requests()  # an engine with nothing to do does not insist
+    shop.serve("more", "P", 3)
+    assert shop.phase("c") == "accepted"
+    shop.files.is_full = False
+    shop.serve("still more", "P", 6, answer=9)
+    assert shop.phase("c") == "materialized"
+    shop.close()
+
+
+def test_content_that_is_there_already_is_copied_at_once(shop: Shop) -> None:
+    shop.serve("cache", "A", 8)
+    shop.claim("c", "A", 8)
+    assert shop.phase("c") == "accepted"
+    assert shop.pool.scheduler.has_requests()  # a step without a request makes the copies
+    shop.pool.step()
+    assert shop.phase("c") == "materialized"
+    assert not shop.pool.scheduler.has_requests()
+    shop.close()
+
+
+@pytest.mark.parametrize("wrong", [0, 3, 7])
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+def test_a_copy_that_is_not_right_is_not_served(tmp_path: Path, policy: str, wrong: int) -> None:
+    shop = Shop(tmp_path, load_failure_policy=policy)
+    away(shop)
+    away(shop, "other", "B")
+    shop.files.broken.add(sorted_names(shop, "A", 8)[wrong])
+    shop.serve("again", "A", 8)
+    answer = shop.pool.outputs["again"]
+    told = answer.kv_transfer_params["kvclaims"]["restoration_failed"]
+    assert told == [{"claim": "c", "owner": "a", "blocks": 8}]
+    assert str(answer.finish_reason) == {"recompute": "length", "fail": "error"}[policy]
+    assert (shop.phase("c"), shop.phase("other")) == ("harmed", "offloaded")
+    if policy == "recompute":
+        assert shop.holds("A", 8)
+    else:
+        assert shop.pool.enforcer.queue_length() == USABLE
+    shop.serve("other again", "B", 8)  # the other claim is none the worse
+    assert shop.phase("other") == "materialized"
+    shop.serve("once more", "A", 8)  # and neither is the content
+    assert shop.holds("A", 8)
+    assert shop.close().failed_restores == ["a/c"]
+
+
+def sorted_names(shop: Shop, label: str, blocks: int) -> list[str]:
+    """The names of the copies of this content, in order."""
+    keys = content_ids(tokens_of((Segment(label, blocks),), SIZE), SIZE)
+    return [shop.pool.enforcer.offloading.tier._copies[key] for key in keys]
+
+
+def test_a_failed_load_that_nobody_claims_is_blamed_on_nobody(shop: Shop) -> None:
+    away(shop)
+    names = sorted_names(shop, "A", 8)
+    shop.pool.do("release", claim_id="c")
+    shop.files.broken.add(names[2])
+    shop.serve("again", "A", 8)
+    assert shop.holds("A", 8)
+    assert "external_load_finished" in shop.told()
+    assert shop.close().failed_restores == []
+
+
+def test_content_that_is_computed_again_is_not_restored(shop: Shop) -> None:
+    """A request that reads no cache computes what the tier has: that is no restore (O3)."""
+    away(shop)
+    request_tokens = list(tokens_of((Segment("A", 8), Segment("z", 0, 1)), SIZE))
+    from kvclaims.spec.interface import RequestSpec
+    from kvclaims.spec.pool import REQUEST
+
+    made = shop.pool.driver.request(RequestSpec("anew", tuple(request_tokens)), {})
+    made.skip_reading_prefix_cache = True
+    shop.monitor.introduce(REQUEST, "anew", True)
+    shop.pool.driver.add(made)
+    shop.pool.run()
+    assert shop.holds("A", 8)
+    assert shop.phase("c") == "offloaded"
+    assert shop.told("restoration_required", "resident_claim_restored") == []
+    shop.close()
+
+
+def test_a_request_for_a_part_leaves_the_claim_on_its_way(shop: Shop) -> None:
+    away(shop)
+    shop.serve("part", "A", 3)
+    assert shop.phase("c") == "restoring"
+    assert shop.holds("A", 3)
+    shop.serve("whole", "A", 8)
+    assert shop.phase("c") == "materialized"
+    shop.close()
+
+
+def test_what_leaves_again_before_all_is_back_is_loaded_again(shop: Shop) -> None:
+    away(shop)
+    shop.serve("part", "A", 3)
+    shop.serve("press again", "Q", 18)
+    assert shop.phase("c") == "restoring"
+    shop.serve("whole", "A", 8)
+    assert shop.phase("c") == "materialized"
+    shop.close()
+
+
+def test_two_requests_for_the_same_load_it_once(shop: Shop) -> None:
+    away(shop)
+    shop.ask("one", "A", 8)
+    shop.ask("two", "A", 8, more=2)
+    shop.pool.run()
+    assert shop.told("external_load_started") == ["external_load_started"]
+    assert shop.phase("c") == "materialized"
+    shop.close()
+
+
+def test_a_request_that_is_aborted_while_it_loads_leaves_nothing(shop: Shop) -> None:
+    from vllm.v1.request import RequestStatus
+
+    away(shop)
+    shop.ask("gone", "A", 8)
+    driver = shop.pool.driver
+    driver.dispatch()
+    shop.pool.scheduler.finish_requests("gone", RequestStatus.FINISHED_ABORTED)
+    driver.complete()
+    assert shop.phase("c") == "restoring"
+    assert shop.pool.enforcer.queue_length() == USABLE
+    shop.serve("again", "A", 8)
+    assert shop.phase("c") == "materialized"
+    shop.close()
+
+
+def test_a_request_that_leaves_nothing_behind_loads_nothing(shop: Shop) -> None:
+    away(shop)
+    shop.serve("quiet", "A", 8, kvclaims_admit_reuse=0)
+    assert shop.told("external_load_started") == []
+    assert shop.phase("c") == "offloaded"
+    shop.close()
+
+
+def test_the_tier_promises_no_more_than_it_has(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, tier=10)
+    assert shop.claim("one", "A", 8)["decision"] == "accepted"
+    assert shop.claim("same", "A", 8)["decision"] == "accepted"  # the same copies
+    refused = shop.claim("two", "B", 8)
+    assert (refused["decision"], refused["reason"]) == (
+        "refused",
+        "exceeds what the tier's 10 blocks leave",
+    )
+    clipped = shop.claim("three", "C", 8, min_blocks=1)
+    assert (clipped["decision"], clipped["granted_blocks"]) == ("conditionally_accepted", 2)
+    shop.close()
+
+
+def test_without_a_tier_there_is_nothing_to_promise(tmp_path: Path) -> None:
+    from kvclaims.bridge.serving.settings import Settings
+    from kvclaims.bridge.vllm.serving_bench import ServedPool
+
+    pool = ServedPool(USABLE, SIZE, Settings())
+    told = pool.declare("c", "A", 4, protection="offloadable")
+    assert (told.status, told.body["reason"]) == (409, "no tier")
+
+
+def test_copies_of_ended_claims_stay_until_their_room_is_needed(tmp_path: Path) -> None:
+    """An end deletes nothing (L6); a later loss is told (L4)."""
+    shop = Shop(tmp_path, tier=10)
+    away(shop)
+    shop.pool.do("release", claim_id="c")
+    shop.serve("again", "A", 8)
+    assert shop.told("external_load_started") == ["external_load_started"]
+    shop.serve("press again", "P", 18)
+    assert shop.told("block_lost_after_release") == []
+    shop.claim("next", "B", 6)
+    shop.serve("cache next", "B", 6)
+    assert shop.phase("next") == "materialized"
+    assert len(shop.told("block_lost_after_release")) == 4
+    assert len(shop.files.copies) <= 10
+    shop.close()
+
+
+def test_a_reset_empties_the_tier(shop: Shop) -> None:
+    away(shop)
+    shop.claim("here", "P", 5)
+    shop.pool.step()
+    assert shop.phase("here") == "materialized"
+    assert shop.pool.scheduler.reset_prefix_cache()
+    assert (shop.phase("c"), shop.phase("here")) == ("harmed", "harmed")
+    shop.serve("again", "A", 8)
+    assert shop.told("external_load_started") == []
+    assert shop.files.copies == {}
+    shop.close()
+
+
+def test_a_fault_on_the_device_leaves_what_the_tier_has(shop: Shop) -> None:
+    shop.claim("c", "A", 8)
+    shop.serve("cache", "A", 8)
+    keys = content_ids(tokens_of((Segment("A", 8),), SIZE), SIZE)
+    assert shop.pool.enforcer.lose(keys[5], 5)
+    assert shop.phase("c") == "offloaded"
+    shop.serve("again", "A", 8)
+    assert shop.phase("c") == "materialized"
+    assert shop.holds("A", 8)
+    shop.close()
+
+
+def test_two_steps_in_flight(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, in_flight=2)
+    driver = shop.pool.driver
+
+    def run() -> None:
+        for _ in range(200):
+            if not shop.pool.scheduler.has_requests():
+                return
+            driver.dispatch()
+            if len(driver._flying) == 2:
+                driver.complete()
+        raise AssertionError("it does not end")
+
+    shop.claim("c", "A", 8)
+    for request, label, blocks in (("cache", "A", 8), ("press", "P", 17), ("again", "A", 8)):
+        shop.ask(request, label, blocks)
+        run()
+        while driver._flying:
+            driver.complete()
+    assert shop.phase("c") == "materialized"
+    assert shop.holds("A", 8)
+    shop.close()
+
+
+def test_claims_that_come_with_requests_are_told(shop: Shop) -> None:
+    claim = {"claim_id": "c", "protection": "offloadable"}
+    from kvclaims.spec.claims import CLAIM
+
+    shop.monitor.introduce(CLAIM, "a/c#1", False)
+    shop.serve("r", "A", 6, kvclaims=json.dumps(claim))
+    told = shop.pool.outputs["r"].kv_transfer_params["kvclaims"]["claim"]
+    assert (told["decision"], told["reason"]) == ("accepted", "fits the tier")
+    assert shop.phase("c") == "materialized"
+    shop.close()
