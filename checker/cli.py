@@ -653,14 +653,43 @@ def faults(engine: str, output: Path, progress: Progress) -> Report:
 
 
 @commands.command()
-@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("traces", nargs=-1, required=True)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True, max=86_400),
+    default=10.0,
+    show_default=True,
+    help="How long to listen to an endpoint.",
+)
+@click.option("--replay", metavar="ENDPOINT", help="Where its lost batches can be had.")
+@click.option("--save", type=click.Path(path_type=Path), help="New file for what was heard.")
 @_checks
 @_report_page
-def audit(traces: tuple[Path, ...], progress: Progress) -> Report:
+def audit(
+    traces: tuple[str, ...],
+    seconds: float,
+    replay: str | None,
+    save: Path | None,
+    progress: Progress,
+) -> Report:
     """Fold each TRACE and judge it by the rules that events can decide.
 
     KV events of vLLM, Dynamo and TensorRT-LLM are told by their first line and replayed (B8, T1).
+    Those of a vLLM that publishes them are heard at its endpoint, such as tcp://127.0.0.1:5557.
     """
+    live = [trace for trace in traces if "://" in trace]
+    if live and len(traces) > 1:
+        raise BadOperation("an endpoint is listened to alone, beside no other trace")
+    if live:
+        from kvclaims.checker import subscribed
+
+        return subscribed.audit(live[0], replay, seconds, save, progress)
+    if replay or save:
+        raise BadOperation("--replay and --save go with an endpoint, such as tcp://127.0.0.1:5557")
+    return _audited([Path(trace) for trace in traces], progress)
+
+
+def _audited(traces: Sequence[Path], progress: Progress) -> Report:
     from kvclaims.checker import audit as auditor
     from kvclaims.checker import foreign
 

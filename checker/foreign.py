@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, TextIO
 
@@ -132,8 +133,10 @@ def _tensorrt(raw: Raw) -> Batch:
     return Batch(_whole(raw["event_id"]), source, steps)
 
 
+VLLM: Final = "vLLM KV events"
+
 _DIALECTS: Final[Mapping[str, tuple[frozenset[str], Callable[[Raw], Batch]]]] = {
-    "vLLM KV events": (frozenset({"seq", "events"}), _vllm),
+    VLLM: (frozenset({"seq", "events"}), _vllm),
     "Dynamo router events": (frozenset({"worker_id", "event"}), _dynamo),
     "TensorRT-LLM KV cache events": (frozenset({"event_id", "data"}), _tensorrt),
 }
@@ -183,20 +186,20 @@ def read(path: Path) -> tuple[str, Iterator[Batch]]:
     name = dialect_of(first[1]) if first else None
     if first is None or name is None:
         raise TraceError(f"{path.name}: no KV events that are known here")
+    return name, batches(name, path.name, chain((first,), values))
+
+
+def batches(name: str, place: str, values: Iterable[tuple[int, Any]]) -> Iterator[Batch]:
+    """The numbered values of a stream in the dialect `name`, one by one; raises TraceError with
+    `place` and the number of the one that is none."""
     reader = _DIALECTS[name][1]
-
-    def batches() -> Iterator[Batch]:
-        for line, raw in (first, *values):
-            try:
-                yield reader(raw)
-            except TraceError as error:
-                raise TraceError(f"{path.name}: line {line}: {error}") from None
-            except (KeyError, TypeError, AttributeError, ValueError) as error:
-                raise TraceError(
-                    f"{path.name}: line {line}: not a {name[:-1]} ({error!r})"
-                ) from None
-
-    return name, batches()
+    for line, raw in values:
+        try:
+            yield reader(raw)
+        except TraceError as error:
+            raise TraceError(f"{place}: line {line}: {error}") from None
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise TraceError(f"{place}: line {line}: not a {name[:-1]} ({error!r})") from None
 
 
 def _values(path: Path) -> Iterator[tuple[int, Any]]:
@@ -406,11 +409,12 @@ class ForeignReport:
 
 def audit(paths: Sequence[Path]) -> ForeignReport:
     """Replay each file; raises TraceError for one that is not a stream of a known dialect."""
-    runs = []
-    for path in paths:
-        name, batches = read(path)
-        replay = Replay()
-        for batch in batches:
-            replay.take(batch)
-        runs.append(ForeignRun(str(path), name, replay))
-    return ForeignReport(tuple(runs))
+    return ForeignReport(tuple(replayed(str(path), *read(path)) for path in paths))
+
+
+def replayed(place: str, name: str, stream: Iterable[Batch]) -> ForeignRun:
+    """Replay a stream in the dialect `name` to its end."""
+    replay = Replay()
+    for batch in stream:
+        replay.take(batch)
+    return ForeignRun(place, name, replay)

@@ -139,15 +139,36 @@ class LowerReport:
 def lower(
     profile: Profile, run_probe: RunProbe | None = None, progress: Progress | None = None
 ) -> LowerReport:
-    """Judge a profile; probes run once each.  Raises BadOperation for a trace that cannot be
-    read or a program that does not exist."""
-    run = run_probe or probe
+    """Judge a profile; probes run once each, on the version that it speaks of.  Raises
+    BadOperation for a trace that cannot be read or a program that does not exist."""
+    run = run_probe or _of_its_version(profile)
     found = []
     for mode in profile.modes:
         if progress:
             progress(f"{profile.id}: {mode.protection}")
         found.append(judge(mode, run, profile.engine))
     return LowerReport(profile, tuple(found))
+
+
+def _of_its_version(profile: Profile) -> RunProbe:
+    """Runs of the profile's engine say nothing of it where another version is installed here."""
+    if profile.engine is None:
+        return probe
+    try:
+        here = engines.ready(profile.engine)[1].version
+    except EngineMissing:
+        return probe  # each probe says why it cannot run
+    told = profile.version.split(".")
+    if here.split(".")[: len(told)] == told:
+        return probe
+    says = f"the profile speaks of {profile.engine} {profile.version}, here is {here}"
+
+    def run(wanted: Probe) -> ProbeResult:
+        return (
+            ProbeResult(Verdict.UNKNOWN, says) if wanted.engine == profile.engine else probe(wanted)
+        )
+
+    return run
 
 
 def judge(mode: Mode, run: RunProbe, engine: str | None = None) -> ModeVerdict:

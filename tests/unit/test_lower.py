@@ -14,7 +14,7 @@ from kvclaims.checker import lower, profiles
 from kvclaims.checker.lower import ProbeResult
 from kvclaims.checker.obligations import read_lines, shown_by
 from kvclaims.checker.profiles import Document, Evidence, Mode, Probe, Profile, Refutation
-from kvclaims.spec.interface import BadOperation
+from kvclaims.spec.interface import BadOperation, EngineInfo
 from kvclaims.spec.lowering import OWED, Depth, Lowering, Obligation, Way
 from kvclaims.spec.vocabulary import Protection, Verdict
 
@@ -293,6 +293,24 @@ def test_published_verdicts_come_out_the_same(name: str, protection: Protection)
 
 def test_a_profile_that_supports_nothing_shows_nothing() -> None:
     assert lower.lower(profiles.load("dynamo"), holds).verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("version", "lowering"),
+    [("7.1", Lowering.POLICY), ("7", Lowering.POLICY), ("7.10", Lowering.REJECTED)],
+)
+def test_a_run_of_another_version_shows_nothing(
+    monkeypatch: pytest.MonkeyPatch, version: str, lowering: Lowering
+) -> None:
+    info = EngineInfo("reference", "7.1.2", "here")
+    monkeypatch.setattr(lower.engines, "ready", lambda name: (None, info))
+    monkeypatch.setattr(lower, "probe", holds)
+    (hard,) = (m for m in profiles.load("vllm-claims").modes if m.protection is Protection.HARD)
+    profile = Profile("p", "a runtime", version, (hard,), "vllm")
+    (mode,) = lower.lower(profile).modes
+    assert mode.lowering is lowering
+    if lowering is Lowering.REJECTED:
+        assert mode.reasons == ("the profile speaks of vllm 7.10, here is 7.1.2",)
 
 
 @pytest.mark.parametrize("name", profiles.names())

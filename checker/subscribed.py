@@ -1,0 +1,142 @@
+"""vLLM's KV events while they are published over ZMQ, as `checker.foreign` reads them from a file.
+
+A publisher sends three frames a batch: a topic, the batch's number in eight bytes, and the batch in
+MessagePack.  What was sent before anybody listened, or was lost on the way, its replay socket sends
+again to whoever names the first number (vLLM 0.32, `vllm/distributed/kv_events.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, Final
+
+from kvclaims.checker import foreign
+from kvclaims.checker.verdicts import Progress
+from kvclaims.spec.interface import BadOperation, EngineMissing
+from kvclaims.spec.telemetry import TraceError
+
+try:
+    import msgspec
+    import zmq
+except ImportError as error:  # pragma: no cover - vLLM brings both
+    raise EngineMissing(
+        f"KV events are received with pyzmq and msgspec (install: pip install 'kvclaims[events]'): "
+        f"{error}"
+    ) from None
+
+ANSWER_S: Final = 5.0
+"""How long a replay may keep silent."""
+
+_LAST: Final = (-1).to_bytes(8, "big", signed=True)
+"""The number that ends a replay."""
+
+
+def audit(
+    endpoint: str,
+    replay: str | None,
+    seconds: float,
+    save: Path | None,
+    progress: Progress,
+) -> foreign.ForeignReport:
+    """Listen for `seconds` and judge what came; with `replay` from the first batch on that the
+    publisher still has.  The batches are kept in the file `save`, one a line.
+
+    Raises BadOperation for an endpoint that is none and a file that cannot be written, TraceError
+    for what is no batch of events, and for a replay that does not answer.
+    """
+    values = listen(endpoint, replay, seconds, progress)
+    if save is None:
+        return _judged(endpoint, values)
+    try:
+        with save.open("x", encoding="utf-8") as file:
+            return _judged(endpoint, _kept(values, file))
+    except OSError as error:
+        raise BadOperation(f"cannot write {save}: {error.strerror}") from None
+
+
+def _judged(endpoint: str, values: Iterable[Any]) -> foreign.ForeignReport:
+    stream = foreign.batches(foreign.VLLM, endpoint, enumerate(values, 1))
+    return foreign.ForeignReport((foreign.replayed(endpoint, foreign.VLLM, stream),))
+
+
+def _kept(values: Iterable[Any], file: IO[str]) -> Iterator[Any]:
+    for value in values:
+        file.write(json.dumps(value) + "\n")
+        yield value
+
+
+def listen(
+    endpoint: str, replay: str | None, seconds: float, progress: Progress
+) -> Iterator[dict[str, Any]]:
+    """Each batch as it comes, in the form of a recorded one; what the replay can still send is put
+    where it was missing."""
+    with zmq.Context() as context:
+        live = _connected(context, zmq.SUB, endpoint)
+        live.set(zmq.SUBSCRIBE, b"")
+        until = time.monotonic() + seconds
+        awaited, heard = 0, 0
+        early = True  # what comes now may be what the replay has sent already
+        if replay is not None:
+            for number, batch in _again(context, replay, 0):
+                awaited, heard = number + 1, heard + 1
+                yield batch
+        while live.poll(max(0, int(1000 * (until - time.monotonic())))):
+            number, batch = _read(live.recv_multipart(), endpoint)
+            if early and number < awaited:
+                continue
+            if replay is not None and number > awaited:
+                missing = _again(context, replay, awaited)
+                yield from (lost for old, lost in missing if old < number)
+            early, awaited, heard = False, number + 1, heard + 1
+            progress(f"{heard:,} batches from {endpoint}")
+            yield batch
+
+
+def _again(context: Any, replay: str, first: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """What the publisher still has from this number on.  TraceError if it does not answer."""
+    asking = _connected(context, zmq.DEALER, replay)
+    asking.send_multipart([b"", first.to_bytes(8, "big")])
+    while True:
+        if not asking.poll(int(1000 * ANSWER_S)):
+            raise TraceError(f"{replay}: no answer within {ANSWER_S:g} s: is it the replay socket?")
+        frames = asking.recv_multipart()
+        if _LAST in frames:
+            asking.close()
+            return
+        yield _read(frames, replay)
+
+
+def _connected(context: Any, kind: int, endpoint: str) -> Any:
+    socket = context.socket(kind)
+    socket.set(zmq.LINGER, 0)
+    socket.set(zmq.RCVHWM, 0)
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        raise BadOperation(f"{endpoint} is no endpoint of ZMQ: {error.strerror}") from None
+    return socket
+
+
+def _read(frames: list[bytes], place: str) -> tuple[int, dict[str, Any]]:
+    """The number in the last frame but one, and its batch: `[timestamp, events, rank]`."""
+    try:
+        number, payload = int.from_bytes(frames[-2], "big"), frames[-1]
+        timestamp, events, *rank = msgspec.msgpack.decode(payload)
+    except (IndexError, TypeError, ValueError, msgspec.DecodeError) as error:
+        raise TraceError(f"{place}: no batch of KV events ({error})") from None
+    batch = {"seq": number, "ts": timestamp, "events": _plain(events)}
+    return number, batch | ({"data_parallel_rank": rank[0]} if rank else {})
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say: a hash in bytes becomes its hexadecimal digits."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    return value

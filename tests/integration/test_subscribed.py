@@ -1,0 +1,197 @@
+"""KV events heard from vLLM's own publisher: what it sends is judged as a recorded stream is."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+zmq = pytest.importorskip("zmq", reason="KV events are published with pyzmq")
+events = pytest.importorskip("vllm.distributed.kv_events", reason="needs vLLM's publisher")
+
+from kvclaims.checker import cli, foreign, subscribed  # noqa: E402
+from kvclaims.spec.interface import BadOperation  # noqa: E402
+from kvclaims.spec.telemetry import TraceError  # noqa: E402
+from kvclaims.spec.vocabulary import Verdict  # noqa: E402
+
+pytestmark = pytest.mark.engine
+
+HASHES = [bytes([number]) * 32 for number in range(9)]
+
+
+def stored(*numbers: int, parent: int | None = None) -> Any:
+    above = None if parent is None else HASHES[parent]
+    return events.BlockStored(
+        block_hashes=[HASHES[n] for n in numbers],
+        parent_block_hash=above,
+        token_ids=[1] * 16 * len(numbers),
+        block_size=16,
+        lora_id=None,
+        medium="GPU",
+        lora_name=None,
+    )
+
+
+def removed(*numbers: int) -> Any:
+    return events.BlockRemoved(block_hashes=[HASHES[n] for n in numbers], medium="GPU")
+
+
+class Publisher:
+    """vLLM's, at two sockets in this process's own folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.endpoint, self.replay = f"ipc://{folder}/live", f"ipc://{folder}/replay"
+        self._own = events.ZmqEventPublisher(0, self.endpoint, self.replay)
+        self._sent = 0
+
+    def send(self, *said: Any) -> None:
+        self._own.publish(events.KVEventBatch(ts=float(self._sent), events=list(said)))
+        self._sent += 1
+
+    def is_done(self) -> bool:
+        """Whether all was sent: what it keeps for a replay is what it has sent."""
+        return len(self._own._buffer) == self._sent
+
+    def close(self) -> None:
+        self._own.shutdown()
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[Publisher]:
+    own = Publisher(tmp_path)
+    yield own
+    own.close()
+
+
+def settled(publisher: Publisher) -> None:
+    """Wait until the publisher's thread has sent all that it was given."""
+    until = time.monotonic() + 30
+    while not publisher.is_done():
+        assert time.monotonic() < until, "vLLM's publisher does not send"
+        time.sleep(0.01)
+
+
+def heard(
+    publisher: Publisher, seconds: float = 1.0, save: Path | None = None
+) -> foreign.ForeignReport:
+    return subscribed.audit(publisher.endpoint, publisher.replay, seconds, save, lambda _: None)
+
+
+def test_what_was_sent_before_is_replayed_and_judged(publisher: Publisher, tmp_path: Path) -> None:
+    publisher.send(stored(0, 1))
+    publisher.send(stored(2, parent=1), removed(0))
+    settled(publisher)
+    save = tmp_path / "heard.jsonl"
+    report = heard(publisher, save=save)
+    (run,) = report.runs
+    assert (report.verdict, run.replay.events, run.replay.unjudged) == (Verdict.HOLDS, 3, 0)
+    assert run.replay.resident == {"rank 0, GPU": {HASHES[1].hex(), HASHES[2].hex()}}
+    again = foreign.audit([save])
+    assert again.runs[0].replay == run.replay
+
+
+def test_a_removal_of_what_is_not_resident_breaks_B8(publisher: Publisher) -> None:
+    publisher.send(stored(0))
+    publisher.send(removed(3))
+    settled(publisher)
+    (violation,) = heard(publisher).runs[0].replay.violations
+    assert (violation.rule, violation.seq) == ("B8", 1)
+    assert "not resident" in violation.message
+
+
+def test_what_comes_while_one_listens_follows_what_was_replayed(publisher: Publisher) -> None:
+    publisher.send(stored(0))
+    settled(publisher)
+    talking = threading.Thread(
+        target=lambda: [publisher.send(stored(n, parent=n - 1)) for n in range(1, 9)]
+    )
+    stream = subscribed.listen(publisher.endpoint, publisher.replay, 20.0, lambda _: None)
+    first = next(stream)
+    talking.start()
+    numbers = [first["seq"], *(next(stream)["seq"] for _ in range(8))]
+    stream.close()
+    talking.join()
+    assert numbers == list(range(9))
+
+
+def test_what_was_lost_on_the_way_is_asked_for_again(publisher: Publisher) -> None:
+    """A subscriber without its replay would have a gap: with it there is none."""
+    batches = [{"seq": n, "ts": 0.0, "events": []} for n in range(4)]
+    context = zmq.Context()
+    live = context.socket(zmq.PUB)
+    port = live.bind_to_random_port("tcp://127.0.0.1")
+    publisher.send(stored(0))
+    settled(publisher)
+    stream = subscribed.listen(f"tcp://127.0.0.1:{port}", publisher.replay, 20.0, lambda _: None)
+    assert next(stream)["seq"] == 0
+    for n in range(1, 4):
+        publisher.send(stored(n, parent=n - 1))
+    settled(publisher)
+    found: list[int] = []
+
+    def say_the_last() -> None:
+        payload = subscribed.msgspec.msgpack.encode([0.0, batches[3]["events"]])
+        while len(found) < 3:
+            live.send_multipart([b"", (3).to_bytes(8, "big"), payload])
+            time.sleep(0.02)
+
+    talking = threading.Thread(target=say_the_last)
+    talking.start()
+    found.extend(next(stream)["seq"] for _ in range(3))
+    talking.join()
+    stream.close()
+    live.close(linger=0)
+    context.term()
+    assert found == [1, 2, 3]
+
+
+def test_nobody_who_speaks_is_vacuous(tmp_path: Path) -> None:
+    report = subscribed.audit(f"ipc://{tmp_path}/nobody", None, 0.2, None, lambda _: None)
+    assert report.verdict is Verdict.VACUOUS
+
+
+def test_a_replay_that_does_not_answer_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscribed, "ANSWER_S", 0.2)
+    nobody = f"ipc://{tmp_path}/nobody"
+    with pytest.raises(TraceError, match=r"no answer within 0\.2 s"):
+        subscribed.audit(nobody, nobody, 1.0, None, lambda _: None)
+
+
+def test_what_is_no_endpoint_is_said() -> None:
+    with pytest.raises(BadOperation, match="is no endpoint of ZMQ"):
+        subscribed.audit("tcp://nowhere", None, 1.0, None, lambda _: None)
+
+
+def test_a_file_that_is_there_is_not_overwritten(publisher: Publisher, tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("mine")
+    with pytest.raises(BadOperation, match="cannot write"):
+        heard(publisher, save=tmp_path / "kept")
+    assert (tmp_path / "kept").read_text() == "mine"
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x01", b"\x91\x01"])
+def test_what_is_no_batch_of_events_is_said(payload: bytes) -> None:
+    with pytest.raises(TraceError, match="no batch of KV events"):
+        subscribed._read([b"", (0).to_bytes(8, "big"), payload], "here")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tcp://127.0.0.1:1", "x.jsonl"], "listened to alone"),
+        (["x.jsonl", "--save", "y"], "go with an endpoint"),
+        (["tcp://127.0.0.1:1", "--seconds", "0"], "seconds"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(arguments: list[str], message: str) -> None:
+    out = StringIO()
+    assert cli.run(["audit", *arguments, "--json"], out) == 2
+    assert message in json.loads(out.getvalue())["error"]
