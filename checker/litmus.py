@@ -291,14 +291,12 @@ class _Run:
     def perform(self) -> Iterator[Violation]:
         """Do every operation, then read and close the runtime."""
         size = self.engine.block_size
+        config = PoolConfig(self.case.usable, size, self.program.defer_limit)
         run_id = "-".join(filter(None, (self.program.id, self.case.name.replace("/", "-"))))
         number, doing = 0, "opening the pool"
         try:
             self._check_features()
-            config = PoolConfig(
-                self.case.usable, size, self.program.defer_limit, fidelity=self._fidelity()
-            )
-            runtime = self._open(config, run_id)
+            runtime = self._open(replace(config, fidelity=self._fidelity()), run_id)
             try:
                 self._watch(runtime)
                 for number, operation in enumerate(self.case.operations, 1):
