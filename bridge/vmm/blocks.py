@@ -27,7 +27,8 @@ class BlockPool:
     """Blocks 1 to `base + lent` of one `ElasticMemory`; block 0 is nobody's.
 
     `moved(old, new)` is called when a return moves a held block, so that its holder can mend its
-    table; `patience` bounds in seconds how long a return waits for jobs in flight.
+    table; `patience` bounds in seconds how long a return waits for jobs in flight.  `allocate` and
+    `declare` are for users; the other steps are the machine's own, and keep the E rules alone.
     """
 
     def __init__(
@@ -62,10 +63,11 @@ class BlockPool:
     def allocate(self, n: int) -> list[int]:
         """`n` blocks, lent ones first; blank, and without a hash.  Raises `Refused` (F3)."""
         _check_number(n)
-        free = sorted(self.free, key=lambda b: (b not in self.lent, b in self.hashed, b))
-        spare = len(self.free) - self._owed()
+        room = self._room()
+        lent = sorted(b for b in self.free if b in self.lent)
+        spare = len(lent) + max(0, len(room) - self._owed())
         self._require(n <= spare, "F3", f"{n} blocks are free beside what claims are promised")
-        chosen = free[:n]
+        chosen = [*lent, *room][:n]
         for block in chosen:
             self.take(block)
         return chosen
@@ -123,6 +125,14 @@ class BlockPool:
 
     # -- hard claims -----------------------------------------------------------------------------
 
+    def declare(self, c: Any, n: int) -> None:
+        """Accept a hard claim for `n` blocks of the base that are free and promised to nobody (F2).
+        Raises `Refused`."""
+        _check_number(n)
+        spare = len(self._room()) - self._owed()
+        self._require(n <= spare, "F2", f"{n} blocks of the base are free and promised to nobody")
+        self.accept(c, n)
+
     def accept(self, c: Any, n: int) -> None:
         """Promise a hard claim `n` more blocks, of the base alone (E3)."""
         _check_number(n)
@@ -132,7 +142,7 @@ class BlockPool:
         self._tell("accept", c=c, n=n)
 
     def cover(self, c: Any, b: int) -> None:
-        self._require(b not in self.lent, "E3", "the block lies in the base")
+        self._require(0 <= b < self.base.stop, "E3", "the block lies in the base")
         self.covers.add((c, b))
         self._tell("cover", c=c, b=b)
 
@@ -172,10 +182,10 @@ class BlockPool:
 
         Where `copy` or `moved` raises, the holder keeps the block that it has.
         """
-        free = [b for b in self.base if b in self.free]
-        if not free or self._copy is None or len(self.free) <= self._owed():
+        room = self._room()
+        if self._copy is None or len(room) <= self._owed():
             raise StillHeld(f"block {old} is held, and the base has no room for it")
-        new = min(free, key=lambda b: (b in self.hashed, b))
+        new = room[0]
         self._wait_for({old})
         self.take(new)
         try:
@@ -205,6 +215,14 @@ class BlockPool:
         return read or bool(lent & (self.held | self.hashed))
 
     # -- parts -----------------------------------------------------------------------------------
+
+    def _room(self) -> list[int]:
+        """Blocks of the base that may be handed out, blank ones first."""
+        room = (b for b in self.base if b in self.free and not self._is_covered(b))
+        return sorted(room, key=lambda b: (b in self.hashed, b))
+
+    def _is_covered(self, block: int) -> bool:
+        return any(covered == block for _, covered in self.covers)
 
     def _owed(self) -> int:
         """Blocks that hard claims are promised and do not cover yet."""

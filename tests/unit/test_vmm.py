@@ -319,13 +319,49 @@ def test_e3_hard_claims_count_on_the_base_alone() -> None:
     pool.accept("d", 4)
 
 
-def test_kind_less_than_no_blocks_is_no_request() -> None:
+def test_f2_a_claim_is_promised_what_is_free_and_nobody_elses() -> None:
+    made = memory()
+    pool = BlockPool(made)
+    made.lend()
+    pool.allocate(len(pool.lent) + 1)
+    with pytest.raises(Refused, match="F2"):
+        pool.declare("c", 4)
+    pool.declare("c", 3)
+    with pytest.raises(Refused, match="F2"):
+        pool.declare("d", 1)
+    with pytest.raises(Refused, match="F3"):
+        pool.allocate(1)
+
+
+def test_p1_what_a_claim_covers_is_allocated_to_nobody() -> None:
+    pool = BlockPool(memory())
+    pool.declare("c", 1)
+    (block,) = pool.allocate(1)
+    pool.keep(block)
+    pool.cover("c", block)
+    pool.leave(block)
+    assert set(pool.allocate(3)) == {*pool.base} - {block}
+    with pytest.raises(Refused, match="F3"):
+        pool.allocate(1)
+    pool.end("c")
+    assert pool.allocate(1) == [block]
+
+
+@pytest.mark.parametrize("block", [-1, 99])
+def test_e3_no_claim_covers_what_is_no_block_of_the_base(block: int) -> None:
+    pool = BlockPool(memory())
+    pool.accept("c", 1)
+    with pytest.raises(Refused, match="E3"):
+        pool.cover("c", block)
+
+
+def test_less_than_no_blocks_is_no_request() -> None:
     """Asked for -1 blocks a pool must not hand out all but one, nor promise more than it has."""
     pool = BlockPool(memory())
     with pytest.raises(ValueError, match="negative"):
         pool.allocate(-1)
     with pytest.raises(ValueError, match="negative"):
-        pool.accept("c", -1)
+        pool.declare("c", -1)
     assert (pool.held, pool.promised) == (set(), {})
 
 
