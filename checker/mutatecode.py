@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import random
 import resource
+import signal
 import sys
 import time
 import warnings
@@ -57,6 +58,9 @@ MONITOR: Final = ("checker/monitor.py", "checker/stepcode.py")
 
 LIMIT_S: Final = 60.0
 """Seconds of processor time after which a mutant counts as one that never ends."""
+
+STUCK_S: Final = 20.0
+"""The same within one check, or one recorded run."""
 
 MEMORY: Final = 2 << 30
 RUNS: Final = 3_000
@@ -110,8 +114,10 @@ def keeps_litmus(engine: Engine) -> str | None:
 
 @lru_cache(maxsize=1)
 def _programs() -> Sequence[Any]:
-    """Those with the fewest cases first."""
-    return sorted(builtin(), key=lambda program: (bool(program.fold), len(program.cases)))
+    """Those with the fewest cases first; none that measures a mechanism, which takes seconds and
+    says nothing of what is mutated."""
+    programs = [p for p in builtin() if not any(case.mechanism for case in p.cases)]
+    return sorted(programs, key=lambda program: (bool(program.fold), len(program.cases)))
 
 
 @lru_cache(maxsize=1)
@@ -124,7 +130,7 @@ def recorded() -> tuple[Recorded, ...]:
     return (*played, *(record(engine, number) for number in numbers))
 
 
-def worth_supervision(engine: Engine, runs: Sequence[Recorded]) -> Iterator[tuple[Recorded, str]]:
+def worth_supervision(engine: Engine, runs: Iterable[Recorded]) -> Iterator[tuple[Recorded, str]]:
     """Runs in which the engine does not show what was recorded, and where."""
     left = iter(runs)
     for first in islice(differing(engine, left), 1):
@@ -293,7 +299,7 @@ def reference_child(
     where: list[str] = []
 
     def different(some: Sequence[Recorded]) -> Iterator[Recorded]:
-        for run, place in () if where else worth_supervision(engine, some):
+        for run, place in () if where else worth_supervision(engine, _each_in_time(some)):
             where.append(place)
             yield run
 
@@ -355,6 +361,7 @@ def _fresh(mutant: CodeMutant | None, parts: Sequence[str]) -> None:
 
 def _first_failing(checks: Iterator[tuple[str, Check]], engine: Engine) -> Answer:
     for by, check in checks:
+        _begin_in_time()
         try:
             wrong = check(engine)
         except Exception as error:  # noqa: BLE001  (whatever the mutant does)
@@ -362,6 +369,17 @@ def _first_failing(checks: Iterator[tuple[str, Check]], engine: Engine) -> Answe
         if wrong is not None:
             return Answer(by, wrong)
     return Answer()
+
+
+def _begin_in_time() -> None:
+    """From now on the kernel ends this process when it is stuck."""
+    signal.setitimer(signal.ITIMER_PROF, STUCK_S)
+
+
+def _each_in_time(runs: Iterable[Recorded]) -> Iterator[Recorded]:
+    for run in runs:
+        _begin_in_time()
+        yield run
 
 
 def in_child(work: Callable[[], Answer], limit_s: float = LIMIT_S) -> Answer:
