@@ -373,6 +373,12 @@ def test_a_mutant_that_cannot_be_imported_is_killed() -> None:
     assert (answer.by, answer.detail) == ("import", "OSError: no")
 
 
+def test_programs_that_measure_mechanisms_are_not_run_for_each_mutant() -> None:
+    programs = mutatecode._programs()
+    assert not any(case.mechanism for program in programs for case in program.cases)
+    assert {"L1", "L3", "S", "C1"} <= {program.id for program in programs}
+
+
 def test_work_that_never_ends_is_ended() -> None:
     def work() -> Answer:
         while True:
@@ -381,6 +387,24 @@ def test_work_that_never_ends_is_ended() -> None:
     begun = time.monotonic()
     assert in_child(work, limit_s=1.0).by == "time"
     assert time.monotonic() - begun < 30
+
+
+def test_a_check_that_is_stuck_is_ended_before_the_others_had_their_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mutatecode, "STUCK_S", 0.5)
+
+    def stuck(_: object) -> str | None:
+        while True:
+            pass
+
+    quick = [("quick", lambda _: None)] * 3
+    begun = time.process_time()
+    engine = mutatecode.engines.find("reference")
+    for checks, by in (([*quick, ("stuck", stuck)], "time"), (quick, "")):
+        answer = in_child(lambda checks=checks: mutatecode._first_failing(iter(checks), engine))  # type: ignore[misc]
+        assert answer.by == by
+    assert time.process_time() - begun < mutatecode.LIMIT_S
 
 
 def test_nothing_is_planted_in_this_process() -> None:
