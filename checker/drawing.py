@@ -20,7 +20,7 @@ from kvclaims.spec.interface import (
 )
 from kvclaims.spec.vocabulary import RESPONSIBLE, Protection
 
-CODE: Final = 14
+CODE: Final = 16
 """Bytes of one operation: one for each choice that the longest kind of operation takes."""
 
 CLAIMS: Final = ("a", "b", "c", "d")
@@ -87,9 +87,14 @@ def draw_config(code: bytes, block_size: int, features: frozenset[Feature]) -> P
     if Feature.OFFLOAD in features and digits.below(2):
         more["host_blocks"] = 1 + digits.below(usable)
     if Feature.WINDOWS in features and digits.one_in(6):
-        window = block_size * (1 + digits.below(3))
-        more["windows"] = digits.among(((window,), (0, window)))
-    return PoolConfig(usable, block_size, digits.below(3), **more)
+        window = block_size * (1 + digits.below(3)) + digits.among((0, 0, 1, -1))
+        more["windows"] = digits.among(
+            ((window,), (0, window), (0, window), (window, 0), (0, window, 3 * block_size))
+        )
+    limit = digits.below(3)
+    if Feature.EXTERNAL in features and "windows" not in more and digits.one_in(2):
+        more["connector"] = 1 + digits.below(2)
+    return PoolConfig(usable, block_size, limit, **more)
 
 
 def _weights(features: frozenset[Feature]) -> dict[str, int]:
@@ -138,7 +143,7 @@ class Drawer:
             chosen["admit_reuse"] = False
         if self._config.policy == PRIORITY:
             chosen["priority"] = digits.below(3)
-        if Feature.EXTERNAL in self._features and digits.one_in(5):
+        if self._config.connector and digits.one_in(3):
             chosen["external"] = 1 + digits.below(4)
         if self._config.drafts:
             chosen["accepts"] = digits.below(self._config.drafts + 1)

@@ -48,6 +48,7 @@ class KnownRequest:
     """How often claims alone were in its way."""
     hits: int = 0
     loads: int = 0
+    """Blocks that a transfer under way is to bring."""
     failed: range = range(0)
     """Positions whose transfer failed: whoever reads them before they are computed reads what
     was never loaded (O2)."""
@@ -90,6 +91,15 @@ class Knowledge:
         self._queue: list[str] = []
         self._tells_computed = True
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether requests let go of blocks while they run, or have several KV groups."""
+        return self.config.windows != (0,)
+
+    def blocks(self, tokens: int) -> int:
+        """How many blocks that many tokens take, in all KV groups, none let go of."""
+        return -(-tokens // self.config.block_size) * len(self.config.windows)
+
     # -- what is legal
 
     def is_legal(self, operation: Operation, before: Observation) -> bool:
@@ -125,7 +135,7 @@ class Knowledge:
         if operation.op == "abort":
             return view.state not in ("finished", "ending")
         request = self.requests[operation.fields["request"]]
-        may = view.state in ("loading", "ending")
+        may = view.state in ("loading", "ending") and request.loads > 0
         return may and bool(operation.fields["blocks"] <= request.loads)
 
     def _may_declare(self, fields: Mapping[str, Any], before: Observation) -> bool:
@@ -155,6 +165,7 @@ class Knowledge:
                 request = self.requests[fields["request"]]
                 first = request.hits + fields["blocks"]
                 request.failed = range(first, request.hits + request.loads)
+                request.loads = 0
             case "sleep":
                 self.is_asleep = bool(answer)
             case "wake":

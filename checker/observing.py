@@ -144,16 +144,20 @@ def moves(operation: Operation, before: Observation, after: Observation) -> Iter
         yield rule, f"{operation.op} changed what is resident: {_changed(before, after)}"
 
 
-def let_go(operation: Operation, before: Observation, after: Observation) -> Iterator[Broken]:
+def let_go(
+    operation: Operation, before: Observation, after: Observation, *, under_way: bool = False
+) -> Iterator[Broken]:
     """What may not be given up: blocks that a transfer writes, a promise that could be kept; and
-    what has to be: the blocks of a request that was aborted, as no step writes for it later."""
+    what has to be: the blocks of a request that was aborted, as no step writes for it later.
+
+    An engine may keep those until the steps that are `under_way` have ended."""
     if operation.op == "abort":
         name = operation.fields["request"]
         was, now = before.requests.get(name), after.requests[name]
         if was is not None and was.state == "loading":
             if not now.blocks:
                 yield "B5", f"request {name} was aborted, and its blocks freed under a transfer"
-        elif now.state != "finished":
+        elif now.state != "finished" and not (under_way and now.state == "ending"):
             yield (
                 "B7",
                 f"request {name} was aborted, is {now.state} and keeps {len(now.blocks)} blocks",

@@ -16,7 +16,7 @@ from kvclaims.checker.observing import Broken
 from kvclaims.checker.stepcode import Shadow
 from kvclaims.spec import pool
 from kvclaims.spec.claims import PHASE, phase
-from kvclaims.spec.content import fingerprint, partial_content
+from kvclaims.spec.content import fingerprint, in_any_group, in_group, partial_content
 from kvclaims.spec.interface import KvEvent, Observation, PoolStep, RequestView
 from kvclaims.spec.operations import Operation
 from kvclaims.spec.vocabulary import Phase
@@ -69,9 +69,15 @@ class Serving:
                 case "retire":
                     table.clear()
                 case "register" if step.args["b"] in table and request in self._known.requests:
-                    position, key = table.index(step.args["b"]), step.args["k"]
-                    if self._known.requests[request].keys[position : position + 1] != (key,):
-                        yield "B4", f"block {position} of request {request} is named {key}"
+                    yield from self._named(request, table.index(step.args["b"]), step.args["k"])
+
+    def _named(self, request: str, position: int, key: str) -> Iterator[Broken]:
+        keys = self._known.requests[request].keys
+        if self._known.has_windows:  # a block's place in its group's table is not told
+            if in_any_group(key) not in keys:
+                yield "B4", f"a block of request {request} is named {key}"
+        elif keys[position : position + 1] != (key,):
+            yield "B4", f"block {position} of request {request} is named {key}"
 
     def on_loan(self) -> dict[str, set[str]]:
         """Claim in the machine → the contents that requests compute on its reserve now."""
@@ -101,7 +107,7 @@ class Serving:
 
     def new_content(self, before: Observation, after: Observation) -> Iterator[Broken]:
         """New content was computed by a request that runs and may leave it behind (P4, B4)."""
-        new = after.resident.keys() - before.resident.keys()
+        new = set(map(in_any_group, after.resident.keys() - before.resident.keys()))
         if not new:
             return
         ours, others = set[str](), set[str]()
@@ -197,15 +203,38 @@ class Serving:
         """The next step of the request reads its blocks up to the tokens it has computed."""
         if view.computed is None:
             return
-        size = self._known.config.block_size
-        for position in range(-(-view.computed // size)):
-            if position >= len(view.blocks):
+        if view.computed > len(request.tokens):
+            yield (
+                "B11",
+                f"request {request.name} is said to have computed {view.computed} tokens, and will "
+                f"never have more than {len(request.tokens)}",
+            )
+            return
+        for group, table in enumerate(view.tables or (view.blocks,)):
+            yield from self._reads(request, view.computed, group, table, digests, unwritten)
+
+    def _reads(
+        self,
+        request: KnownRequest,
+        computed: int,
+        group: int,
+        table: Sequence[int],
+        digests: Mapping[int, int],
+        unwritten: set[tuple[str, int]],
+    ) -> Iterator[Broken]:
+        """What the next step reads in one KV group: within its window, if it has one."""
+        size, window = self._known.config.block_size, self._known.config.windows[group]
+        first = max(0, computed - window + 1) // size if window else 0
+        for position in range(first, -(-computed // size)):
+            if not any(table[position : position + 1]):
                 yield "B5", f"request {request.name} has no block at position {position} to read"
                 return
-            wanted = self._wanted(request, position, view.computed)
+            wanted = self._wanted(request, position, computed)
             if wanted is None:
                 continue
-            block = view.blocks[position]
+            if (position + 1) * size <= computed:
+                wanted = in_group(wanted, group)
+            block = table[position]
             if (wanted, block) in unwritten:
                 continue  # a hit on what the step under way writes before it reads
             self.reads += 1

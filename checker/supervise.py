@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from kvclaims.checker import observing
+from kvclaims.checker import observing, windowed
 from kvclaims.checker.audit import Fold, check_runs
 from kvclaims.checker.baseline import Allowed, allowing
 from kvclaims.checker.behaviour import Behaviour
@@ -28,7 +28,7 @@ from kvclaims.checker.door import (
     phase_of,
 )
 from kvclaims.checker.engines import REFERENCE, find, first_line
-from kvclaims.checker.knowledge import DISPATCHING, Knowledge, is_over
+from kvclaims.checker.knowledge import DISPATCHING, Knowledge, KnownRequest, is_over
 from kvclaims.checker.lending import LendingMonitor
 from kvclaims.checker.observing import Broken
 from kvclaims.checker.serving import Serving
@@ -132,7 +132,7 @@ class Supervisor:
         self._seen = runtime.observe()
         if Feature.KV_EVENTS in features:
             runtime.kv_events()  # some engines tell none before they were asked
-        self._can_read_memory = runtime.config.windows == (0,) and self._reads_memory()
+        self._can_read_memory = self._reads_memory()
         self._collect([*self._audited(), *_unstepped(self._whole(self._seen))], 0)
         self._told.append(len(runtime.events()))
 
@@ -210,6 +210,7 @@ class Supervisor:
         before, told = self._seen, len(self.runtime.events())
         legal = self.known.is_legal(operation, before)
         foretold = self._foretell(operation, before) if legal else None
+        head = self._head_of_windows(operation, before) if legal else None
         self._settled = not self.known.under_way
         if self.lending is not None:
             self._on_loan, self._to_lend = self.lending.lent_held, self.lending.lent_free
@@ -238,6 +239,12 @@ class Supervisor:
                 given_up = self._given_up(heard)
                 door = judged(foretold, before, after, events, steps, config, given_up)
                 found += _unstepped(door)
+            if head is not None and nothing_grew(before, steps, events):
+                alone = operation.op == "dispatch"
+                windows = windowed.judged(
+                    self.known, head, before, after, steps, events, dispatched=alone
+                )
+                found += _unstepped(windows)
             if self.operations % self._audit_every == 0:
                 found += self._audited()
             found += _unstepped(self._compare(operation, answer, after))
@@ -344,7 +351,8 @@ class Supervisor:
         yield from self._late_losses(one)
         yield from self._content(one)
         yield from self._forced(one)
-        yield from observing.let_go(operation, before, after)
+        yield from observing.let_go(operation, before, after, under_way=bool(self.known.under_way))
+        yield from self._came_back(one)
         yield from judged_events(one, self.known)
         yield from survival(after, self.known, self.serving.unwritten(), self._lasting(after))
         self.known.note(one.events)
@@ -369,7 +377,8 @@ class Supervisor:
 
     def _forced(self, one: Told) -> Iterator[Broken]:
         """A request gives way only if what runs does not fit (F3)."""
-        preempted = [e.request_id for e in one.events if e.event == "active_request_preempted"]
+        told = (e.request_id for e in one.events if e.event == "active_request_preempted")
+        preempted = [r for r in told if r and not self.known.requests[r].failed]
         if not preempted or not self._settled or self.runtime.config.windows != (0,):
             return
         views = one.before.requests.values()
@@ -448,6 +457,16 @@ class Supervisor:
             if request is not None and request.state == "finished":
                 yield "B7", f"request {name} has ended, and block {block} did not come back"
 
+    def _came_back(self, one: Told) -> Iterator[Broken]:
+        """A request that is over gives its blocks back when the steps that were in flight have
+        ended, or with the step after it where they are sent; a load ends when it ends (B7)."""
+        if one.operation.op not in ("step", "complete") or self.known.under_way:
+            return
+        for name, was in one.before.requests.items():
+            late = was.state == one.after.requests[name].state == "ending"
+            if late and name in self.known.requests and not self.known.requests[name].loads:
+                yield "B7", f"request {name} is over, and its blocks do not come back"
+
     def _late_losses(self, one: Told) -> Iterator[Broken]:
         """Content that an ended claim leaves behind and that is lost then is told, once (L4)."""
         told: list[tuple[str, int]] = []
@@ -489,20 +508,41 @@ class Supervisor:
 
     # -- the request at the door
 
+    def _head_of_windows(self, operation: Operation, before: Observation) -> KnownRequest | None:
+        """The first waiting request of a pool with windows; None where what it meets is not known
+        before the step."""
+        known = self.known
+        if operation.op not in DISPATCHING or not known.has_windows:
+            return None
+        if known.under_way and (operation.op == "step" or known.config.token_budget):
+            return None
+        if any(view.state == "ending" for view in before.requests.values()):
+            return None
+        tokens, _ = known.growth(before)
+        if known.config.token_budget and tokens >= known.config.token_budget:
+            return None
+        head = known.head(before)
+        return replace(head) if head is not None and head.is_measured else None  # as it is now
+
     def _foretell(self, operation: Operation, before: Observation) -> Foretold | None:
         """The first waiting request, judged; None where it is not known what it will meet."""
         config, known = self.runtime.config, self.known
-        if operation.op not in DISPATCHING:
+        if operation.op not in DISPATCHING or known.has_windows:
             return None
         if known.under_way and (operation.op == "step" or config.token_budget):
             return None  # what is under way ends first, or has its part in the budget
         request = known.head(before)
-        if request is None or config.windows != (0,) or request.loads or not request.is_measured:
+        if request is None or request.loads or not request.is_measured:
             return None
         if request.spec.external and (known.under_way or request.spec.external > 0):
             return None
         if any(r.state in ("loading", "ending") for r in before.requests.values()):
             return None
+        if any(
+            r.state == "running" and known.requests[n].spec.external
+            for n, r in before.requests.items()
+        ):
+            return None  # it may have been loaded and wait for room, before all others
         tokens, _ = known.growth(before)
         if config.token_budget and tokens >= config.token_budget:
             return None
@@ -622,8 +662,9 @@ class Supervisor:
                 yield "T2", f"claim {name} is {view.phase}, the trace: {life and life.phase}"
         for name, seen in self._seen.requests.items():
             request = fold.requests.get(name)
-            told = "loading" if seen.state == "ending" else seen.state
-            if request is None or request.state != told:
+            # Whose blocks are in flight when it is over is so in the trace when they are back.
+            told = ("loading", "running") if seen.state == "ending" else (seen.state,)
+            if request is None or request.state not in told:
                 yield (
                     "T2",
                     f"request {name} is {seen.state}, the trace: {request and request.state}",
@@ -682,10 +723,13 @@ def features_of(engine: Engine) -> frozenset[Feature]:
     return frozenset(getattr(engine, "features", PLAIN))
 
 
-def comparable(config: PoolConfig) -> bool:
-    """Whether the reference, asked the same, has to show the same: with one full-attention group
-    and without asynchronous steps, whose order of work is each engine's own."""
-    return config.windows == (0,) and config.in_flight == 1
+def comparable(config: PoolConfig, engine: Engine | None = None) -> bool:
+    """Whether the reference, asked the same, has to show the same: with one full-attention group,
+    without asynchronous steps, whose order of work is each engine's own, and where nothing is sent
+    when a request ends.  An engine may say that it gives drafts room in a way of its own."""
+    if config.drafts and not getattr(engine, "drafts_like_reference", True):
+        return False
+    return config.windows == (0,) and config.in_flight == 1 and config.connector < 2
 
 
 def oracle_for(engine: Engine) -> Engine | None:
@@ -715,7 +759,8 @@ def open_supervised(
     allowed = allowed or allowing(engine)
     try:
         runtime = engine.open(config, "supervised")
-        beside = oracle.open(config, "oracle") if oracle and comparable(config) else None
+        alike = comparable(config, engine)
+        beside = oracle.open(config, "oracle") if oracle and alike else None
         features = features_of(engine)
         return Supervisor(
             runtime, beside, audit_every=audit_every, features=features, allowed=allowed

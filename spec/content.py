@@ -79,6 +79,17 @@ def cache_domain(salt: str = "", adapter: str = "", modality: str = "") -> str:
     return json.dumps({"salt": salt, "adapter": adapter, "modality": modality})
 
 
+def in_group(content: str, group: int) -> str:
+    """What a content is called in a KV group: its plain id in the first, `1f2e…@1` in others, as
+    each group keeps KV of its own for the same tokens."""
+    return f"{content}@{group}" if group else content
+
+
+def in_any_group(content: str) -> str:
+    """The plain id of a content of some KV group."""
+    return content.partition("@")[0]
+
+
 def partial_content(parent: str, tokens: Sequence[int]) -> str:
     """The name of a block that is not full: `parent` is the id of the block before it, or the
     cache domain for the first one; `tokens` are those written so far."""

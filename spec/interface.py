@@ -93,7 +93,7 @@ class Feature(StrEnum):
     IN_FLIGHT = "in_flight"
     """`PoolConfig.in_flight` may be 2."""
     EXTERNAL = "external"
-    """`RequestSpec.external` and `Runtime.load`."""
+    """`PoolConfig.connector`, `RequestSpec.external` and `Runtime.load`."""
     ADAPTER = "adapter"
     MODALITY = "modality"
     SLEEP = "sleep"
@@ -137,6 +137,9 @@ class PoolConfig:
     fidelity: Fidelity = Fidelity.EXACT
     """What is served of a block that survives: the class of the mechanism that keeps its KV.  A
     claim that asks for more than this class gives is refused (L2)."""
+    connector: int = 0
+    """1: a connector loads what requests are offered (`RequestSpec.external`); 2: it may also send
+    what a request leaves, whose blocks stay (`ending`) until that is done; 0: there is none."""
 
     def __post_init__(self) -> None:
         if self.policy not in (FCFS, PRIORITY) or not self.windows or min(self.windows) < 0:
@@ -145,6 +148,8 @@ class PoolConfig:
             raise BadOperation(
                 "token_budget, host_blocks and drafts count from 0, in_flight from 1"
             )
+        if self.connector not in (0, 1, 2):
+            raise BadOperation("a connector is 0 (none), 1 (loads) or 2 (sends as well)")
         if self.usable <= 0 or self.block_size <= 0 or self.defer_limit < 0:
             raise BadOperation("a pool needs usable > 0, block_size > 0 and defer_limit >= 0")
         if self.usable > MOST_BLOCKS or self.block_size > MOST_BLOCKS:
@@ -210,7 +215,7 @@ class RequestSpec:
     """The input (an image, say) that the tokens of the first block stand for."""
     priority: int = 0
     external: int = 0
-    """Full blocks from position 0 that a connector offers to load (asynchronously)."""
+    """Full blocks from position 0 that the pool's connector offers to load (asynchronously)."""
     accepts: int = 0
     """Drafts of each decode step that turn out right (`PoolConfig.drafts`)."""
 
@@ -237,7 +242,8 @@ class ClaimView:
 
 @dataclass(frozen=True)
 class RequestView:
-    """`state` is waiting, loading (it holds blocks that a transfer fills), running or finished;
+    """`state` is waiting, loading (it holds blocks that a transfer fills), running, ending (it is
+    over, and something in flight still reads or writes its blocks) or finished;
     `outcome` is PENDING until there is one; `blocks` are the block ids it holds, in logical
     order; blame and shortfall as in F4.
 
@@ -252,6 +258,9 @@ class RequestView:
     shortfall: int = 0
     blocking_claims: tuple[str, ...] = ()
     computed: int | None = None
+    tables: tuple[tuple[int, ...], ...] = ()
+    """In a pool with windows the table of each KV group, 0 for a block that left its window;
+    `blocks` are all of them then, in no order."""
 
 
 @dataclass(frozen=True)

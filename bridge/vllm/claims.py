@@ -49,8 +49,9 @@ NO_BLOCK: Final = 0
 class Pool(Protocol):
     """What the book asks of a block pool."""
 
-    def lookup(self, key: str) -> int | None:
-        """The block that a visible and written content is found in."""
+    def lookup(self, key: str, only: int | None = None) -> int | None:
+        """The block that a visible and written content is found in, and no other than `only` where
+        one is named."""
 
     def is_visible(self, key: str) -> bool:
         """Whether the content is visible, written or not yet."""
@@ -74,8 +75,9 @@ class Claim:
     phase: Phase = Phase.SUBMITTED
     end: int | None = None
     cover: dict[int, int] = field(default_factory=dict)
-    loans: set[int] = field(default_factory=set)
-    """Blocks that requests took on this claim's reserve and that it does not cover yet."""
+    loans: dict[int, str] = field(default_factory=dict)
+    """Blocks that requests took on this claim's reserve and that it does not cover yet, each with
+    the content that is to come into it."""
     departed: bool = False
     """It was offloaded once: in the machine of the pool it ended then (`spec.composed`)."""
     away: set[int] = field(default_factory=set)
@@ -119,6 +121,10 @@ class Claim:
         """Blocks that must stay free for this claim: the reserve less what is on loan."""
         return self.reserve - len(self.loans)
 
+    def has_lent_for(self, key: str) -> int | None:
+        """The block that somebody fills with this content on the claim's reserve."""
+        return next((block for block, content in self.loans.items() if content == key), None)
+
     def key_at(self, position: int) -> str:
         return self.keys[position - self.granted.start]
 
@@ -155,6 +161,8 @@ class ClaimBook:
         self._timed: dict[str, Claim] = {}
         self._ends: list[tuple[int, int, str]] = []
         """A heap of ends; an entry that a renewal or an end overtook is skipped."""
+        self._come_back: dict[str, None] = {}
+        """Content for which a block was lent and has come back: others may have it by now."""
         self._lender: dict[int, Claim] = {}
         """Block on loan → the claim whose reserve it came from."""
         self.owed = 0
@@ -247,7 +255,9 @@ class ClaimBook:
         for position in range(first, len(keys)):
             wanting = self._wanted.get(keys[position])
             if wanting and not self._pool.is_visible(keys[position]):
-                hard = [c.spec.claim_id for c in self._in_order(wanting) if c.hard]
+                claims = (c for c in self._in_order(wanting) if c.hard)
+                key = keys[position]
+                hard = [c.spec.claim_id for c in claims if c.has_lent_for(key) is None]
                 if hard:
                     found[position] = hard
         return found
@@ -273,10 +283,10 @@ class ClaimBook:
 
     # -- what happens to blocks ----------------------------------------------------------------
 
-    def lend(self, claim_id: str, block: int) -> None:
-        """A request took `block` on the claim's reserve."""
+    def lend(self, claim_id: str, block: int, key: str) -> None:
+        """A request took `block` on the claim's reserve, for this content."""
         claim = self.claims[claim_id]
-        claim.loans.add(block)
+        claim.loans[block] = key
         self._lender[block] = claim
         self.owed -= 1
 
@@ -285,14 +295,16 @@ class ClaimBook:
         claim = self._lender.pop(block, None)
         if claim is None:
             return None
-        claim.loans.discard(block)
+        self._come_back[claim.loans.pop(block)] = None
         self.owed += 1
         return claim.name
 
     def written(self, keys: Iterable[str]) -> None:
-        """New content is resident and written: accepted claims cover it, in their order."""
+        """New content is resident and written: accepted claims cover it, in their order.  One that
+        has lent a block for it covers that block, and waits for it."""
         wanting: dict[str, set[int]] = {}
-        for key in keys:
+        back, self._come_back = self._come_back, {}
+        for key in {**dict.fromkeys(keys), **back}:
             for claim_id, position in self._wanted.get(key, {}).items():
                 wanting.setdefault(claim_id, set()).add(position)
         for claim in self._in_order(wanting):
@@ -592,7 +604,7 @@ class ClaimBook:
         key = claim.key_at(position)
         if claim.offloadable and not self._is_kept(key):
             return None
-        return self._pool.lookup(key)
+        return self._pool.lookup(key, claim.has_lent_for(key))
 
     def _tell(self, claim: Claim, action: str, **args: Any) -> None:
         """Tell the machine of the pool, which knows the claim until it is first offloaded."""
@@ -606,8 +618,7 @@ class ClaimBook:
             drawn = block in claim.loans
             pays = not drawn and (not at_acceptance or self._pool.ref(block) == 0)
             if drawn:
-                claim.loans.discard(block)
-                del self._lender[block]
+                del claim.loans[block], self._lender[block]
             else:
                 self.owed -= 1
             self._pool.pin((block,))

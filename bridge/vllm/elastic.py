@@ -125,8 +125,8 @@ class ElasticController:
     def _lookup(self, inner: Any) -> Any:
         """Hard claims see no lent block (E3): a copy in the base, or none."""
 
-        def lookup(key: str) -> int | None:
-            found = inner(key)
+        def lookup(key: str, only: int | None = None) -> int | None:
+            found = inner(key, None if only in self.lent else only)
             if found not in self.lent:
                 return found  # type: ignore[no-any-return]
             copies = self._observer.where.get(key, ())

@@ -102,6 +102,8 @@ class InProcessEngine:
     """Planted faults that the checker has to catch (`kvclaims faults`)."""
     findings: Path = Path(__file__).parent / "findings.toml"
     """What unpatched vLLM breaks, known by name (`kvclaims.checker.baseline`)."""
+    drafts_like_reference: ClassVar[bool] = False
+    """vLLM pads the first step of a request that lacks one token only as if it had drafts."""
     allocator_calls: ClassVar[Mapping[str, str]] = ALLOCATOR_CALLS
     """Which method of vLLM does an allocator step (`kvclaims.checker.locating`)."""
     features: frozenset[Feature] = frozenset(
@@ -111,6 +113,10 @@ class InProcessEngine:
             Feature.DISPATCH,
             Feature.IN_FLIGHT,
             Feature.ADAPTER,
+            Feature.MODALITY,
+            Feature.EXTERNAL,
+            Feature.DRAFTS,
+            Feature.WINDOWS,
             Feature.SLEEP,
             Feature.FINGERPRINTS,
             Feature.KV_EVENTS,

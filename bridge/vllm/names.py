@@ -10,7 +10,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from kvclaims.spec.content import cache_domain, content_ids
+from kvclaims.bridge.vllm.setup import modality_of
+from kvclaims.spec.content import cache_domain, content_ids, in_group
 
 _GROUP_BYTES = 4
 """vLLM appends the id of the KV group to a hash to make the key of its map."""
@@ -37,9 +38,10 @@ class ContentChain:
 
 
 def domain_of(request: Any) -> str:
-    """The cache domain of a vLLM request: its salt, and its adapter's name."""
+    """The cache domain of a vLLM request: its salt, its adapter's name, its modality input."""
     lora = getattr(request, "lora_request", None)
-    return cache_domain(request.cache_salt or "", "" if lora is None else lora.lora_name)
+    adapter = "" if lora is None else lora.lora_name
+    return cache_domain(request.cache_salt or "", adapter, modality_of(request))
 
 
 class Names:
@@ -83,7 +85,7 @@ class Names:
         """
         block_hash, group = key[:-_GROUP_BYTES], key[-_GROUP_BYTES:]
         name = self._by_hash.get(block_hash) or block_hash.hex()
-        return name if group == _FIRST_GROUP else f"{name}@{int.from_bytes(group, 'big')}"
+        return name if group == _FIRST_GROUP else in_group(name, int.from_bytes(group, "big"))
 
     def of_tokens(self, tokens: tuple[int, ...], salt: str = "") -> tuple[str, ...]:
         """The content ids of the full blocks of `tokens`."""

@@ -39,8 +39,8 @@ class Reactions:
     def after_loss(self, lost: Mapping[int, str], request: str | None) -> None:
         """The blocks have lost their content."""
 
-    def drawn(self, claim: str, block: int) -> None:
-        """A request took `block` on the reserve of `claim`."""
+    def drawn(self, claim: str, block: int, request: Any, position: int) -> None:
+        """A request took `block` on the reserve of `claim`, for this position of its content."""
 
     def freed(self, block: int) -> str | None:
         """The last holder let go of `block`; the claim that it was on loan from, if any."""
@@ -50,6 +50,9 @@ class Reactions:
 
     def ended(self, request: Any, blocks: int) -> None:
         """vLLM frees all `blocks` of a request that ends or is preempted; they are gone."""
+
+    def ending(self, request: Any) -> None:
+        """vLLM is done with a request, and frees its blocks when a step in flight has ended."""
 
 
 def attach(scheduler: Any, listener: Listener) -> PoolObserver:
@@ -89,6 +92,9 @@ class PoolObserver:
         self._place_of: int | None = None
         self._granted = 0
         self._leaving: dict[int, list[str]] = {}
+        """Block → the requests that it is to come back from by a call that names none."""
+        self._ending: dict[str, tuple[Any, int]] = {}
+        """Requests whose blocks are freed later, with how many there are."""
         self._adopt()
         self._attach()
 
@@ -210,6 +216,9 @@ class PoolObserver:
                 name = self._alias(request)
                 if ids:
                     holders[name] = holders.get(name, ()) + ids
+        for block, names in self._leaving.items():  # in no table any more, and still referred to
+            for name in names:
+                holders[name] = (*holders.get(name, ()), block)
         return holders
 
     def _own_keys(self, block: Any) -> list[bytes]:
@@ -406,8 +415,13 @@ class PoolObserver:
         blocks = inner(request, *args, **kwargs)
         if self._request is None:  # freed later, by a call that names no request
             for block in blocks:
-                self._leaving.setdefault(block.block_id, []).append(name)
-            self.reactions.ended(request, len(blocks))
+                if not block.is_null:
+                    self._leaving.setdefault(block.block_id, []).append(name)
+            if self.held.get(name) and _is_over(request):
+                self._ending[name] = (request, len(self.held[name]))
+                self.reactions.ending(request)
+            else:
+                self.reactions.ended(request, len(blocks))
         return blocks
 
     def _retire(self, name: str, request: Any, count: int) -> None:
@@ -431,7 +445,7 @@ class PoolObserver:
                 self.tell("take", r=name, b=number, **instead)
             else:
                 self.tell("draw", r=name, c=claim, b=number)
-                self.reactions.drawn(claim, number)
+                self.reactions.drawn(claim, number, self._request, len(held) - 1)
         return blocks
 
     def _touch(self, inner: Wrapper, blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
@@ -506,6 +520,8 @@ class PoolObserver:
         if deferred and not held:
             self.held.pop(name, None)
             self.tell("retire", r=name)
+            if name in self._ending:
+                self.reactions.ended(*self._ending.pop(name))
 
     def _evict_blocks(self, inner: Wrapper, block_ids: Iterable[int], *args: Any) -> Any:
         numbers = sorted(block_ids)
@@ -546,6 +562,11 @@ class PoolObserver:
         carried = sorted(number for number, keys in self.keys.items() if keys)
         self._sync((self.pool.blocks[number] for number in carried), None, "lose")
         return result
+
+
+def _is_over(request: Any) -> bool:
+    """The request ends, rather than gives way."""
+    return bool(request.is_finished())
 
 
 def _table(pool: Any) -> Mapping[bytes, Any]:

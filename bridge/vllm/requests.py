@@ -56,11 +56,16 @@ class RequestRecord:
     _seen: tuple[Any, ...] = ()
     _view: RequestView | None = None
 
-    def view(self, blocks: tuple[int, ...], computed: int | None) -> RequestView:
+    def view(
+        self,
+        blocks: tuple[int, ...],
+        computed: int | None,
+        tables: tuple[tuple[int, ...], ...] = (),
+    ) -> RequestView:
         """What an observer sees; the same object as long as it is the same."""
         seen = (
             *(self.state, self.outcome, blocks, self.hit_blocks),
-            *(self.shortfall, self.blocking_claims, computed),
+            *(self.shortfall, self.blocking_claims, computed, tables),
         )
         if seen != self._seen:
             self._seen, self._view = seen, RequestView(*seen)
@@ -105,8 +110,10 @@ class RequestLog:
         self._emit("external_load_started", record, blocks=blocks)
 
     def loaded(self, record: RequestRecord, blocks: int, good: int) -> None:
-        """Of the blocks that a transfer was to fill, `good` ones in a row are right."""
-        record.state = "running"
+        """Of the blocks that a transfer was to fill, `good` ones in a row are right.  A request
+        that still wants them goes on as one that runs."""
+        if record.state == "loading":
+            record.state = "running"
         self._emit("external_load_finished", record, blocks=blocks, loaded=good)
 
     def grew(self, record: RequestRecord, blocks: list[int], lent: list[list[Any]]) -> None:

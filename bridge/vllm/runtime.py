@@ -44,6 +44,12 @@ class Driver(Protocol):
     def computed(self, request_id: str) -> int | None:
         """Leading tokens that completed steps have written; None where that is not told."""
 
+    def loading(self, request_id: str) -> int | None:
+        """Blocks that a transfer is to bring for a request; None where it waits for none."""
+
+    def load(self, request_id: str, blocks: int) -> None:
+        """That transfer ends, and only its first `blocks` came."""
+
     def discard(self) -> None:
         """All KV memory is given up, and comes back blank."""
 
@@ -83,6 +89,8 @@ class VllmRuntime:
 
     def declare(self, claim: ClaimSpec) -> ClaimAnswer:
         self._check_open()
+        if self.config.windows != (0,):
+            raise NotExposed("claims on a pool with windows or several KV groups, in this adapter")
         return self._claims.declare(claim)
 
     def release(self, claim_id: str) -> None:
@@ -128,7 +136,11 @@ class VllmRuntime:
         own_id = self._ids.get(request_id)
         if own_id is None or own_id not in self._scheduler.requests:
             raise BadOperation(f"no request {request_id!r} waits or runs")
+        if self._scheduler.requests[own_id].is_finished():
+            raise BadOperation(f"request {request_id!r} is ending")
         self._scheduler.finish_requests(own_id, RequestStatus.FINISHED_ABORTED)
+        if own_id in self._scheduler.requests:
+            self._claims.ending(self._scheduler.requests[own_id])
 
     def step(self) -> None:
         self._check_awake()
@@ -164,7 +176,14 @@ class VllmRuntime:
         self._recorder.emit("pool_woken")
 
     def load(self, request_id: str, blocks: int) -> None:
-        raise NotExposed(f"the load of {blocks} blocks for {request_id!r}, in this adapter")
+        self._check_open()
+        own_id = self._ids.get(request_id, "")
+        asked = self._driver.loading(own_id)
+        if asked is None or blocks > asked:
+            raise BadOperation(f"request {request_id!r} loads {asked or 0} blocks")
+        record = self._claims.requests.records[request_id]
+        self._claims.requests.loaded(record, asked, blocks)
+        self._driver.load(own_id, blocks)
 
     def offload(self, claim_id: str) -> bool:
         raise NotExposed(f"a host tier for {claim_id!r}, in this adapter")
@@ -212,12 +231,19 @@ class VllmRuntime:
 
     def _view(self, request_id: str) -> RequestView:
         own_id = self._ids[request_id]
-        blocks: tuple[int, ...] = ()
-        if own_id in self._scheduler.requests:
-            blocks = tuple(self._scheduler.kv_cache_manager.get_block_ids(own_id)[0])
         record = self._claims.requests.records[request_id]
-        running = record.state == "running"
-        return record.view(blocks, self._driver.computed(own_id) if running else 0)
+        blocks: tuple[int, ...] = ()
+        tables: tuple[tuple[int, ...], ...] = ()
+        if own_id in self._scheduler.requests:
+            groups = self._scheduler.kv_cache_manager.get_block_ids(own_id)
+            blocks = tuple(groups[0])
+            if self.config.windows != (0,) and any(groups):
+                tables = tuple(map(tuple, groups))
+                blocks = tuple(sorted(set().union(*groups) - {0}))
+        elif record.state == "ending":  # what vLLM frees when a step in flight has ended
+            blocks = tuple(self._claims.observer.held.get(request_id, ()))
+        has_kv = record.state in ("running", "loading", "ending")
+        return record.view(blocks, self._driver.computed(own_id) if has_kv else 0, tables)
 
     def snapshot(self) -> PoolSnapshot:
         return self._claims.observer.snapshot(self._claims.book.pins())

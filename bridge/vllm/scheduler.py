@@ -78,6 +78,10 @@ class ClaimEnforcer(Reactions):
         self.manager = manager
         self.pool = manager.block_pool
         self.block_size = manager.coordinator.single_type_managers[0].block_size
+        self.groups = manager.coordinator.single_type_managers
+        self.has_windows = len(self.groups) > 1 or hasattr(self.groups[0], "sliding_window")
+        """Whether requests let go of blocks while they run, or have them in several KV groups: then
+        no claims are made here, and what a request needs is known at most, not exactly."""
         self.usable = self.pool.num_gpu_blocks - 1
         self.names = Names(self.block_size)
         self.observer = PoolObserver(manager, self.names, alias)
@@ -124,8 +128,10 @@ class ClaimEnforcer(Reactions):
 
     # -- the pool as the claim book sees it ----------------------------------------------------
 
-    def lookup(self, key: str) -> int | None:
+    def lookup(self, key: str, only: int | None = None) -> int | None:
         block = self.observer.lookup(key)
+        if only is not None:
+            block = only if only in self.observer.where.get(key, ()) else None
         return None if block in self._unwritten else block
 
     def is_written(self, block: int) -> bool:
@@ -238,8 +244,9 @@ class ClaimEnforcer(Reactions):
             self._unwritten.discard(block)
         self.book.lost(lost, Cause.FAULT if request is None else Cause.OWN_CHOICE)
 
-    def drawn(self, claim: str, block: int) -> None:
-        self.book.lend(claim.rpartition("#")[0], block)
+    def drawn(self, claim: str, block: int, request: Any, position: int) -> None:
+        key = self.names.of_request(request)[position]
+        self.book.lend(claim.rpartition("#")[0], block, key)
 
     def freed(self, block: int) -> str | None:
         if self.offloading is not None:
@@ -266,6 +273,17 @@ class ClaimEnforcer(Reactions):
             self._tell_end(request, record, blocks)
         if self.desk is not None and RequestStatus.is_finished(status):
             del self.requests.records[record.request_id]
+
+    def ending(self, request: Any) -> None:
+        record = self._record(request)
+        if record is not None:
+            record.state = "ending"
+
+    def load_started(self, request: Any, blocks: int) -> None:
+        """vLLM has room for the request, and waits until so many blocks of it were loaded."""
+        record = self._record(request)
+        if record is not None:
+            self.requests.loading(record, blocks)
 
     def _tell_end(self, request: Any, record: RequestRecord, blocks: int) -> None:
         if request.status == RequestStatus.FINISHED_ERROR:
@@ -305,8 +323,8 @@ class ClaimEnforcer(Reactions):
             self.desk.arrived(request.request_id, claim, tokens, salt, adapter, owner)
 
     def _blocks(self, tokens: int) -> int:
-        """How many blocks that many tokens take."""
-        return -(-tokens // int(self.block_size))
+        """How many blocks that many tokens take, at most where there are windows."""
+        return -(-tokens // int(self.block_size)) * len(self.groups)
 
     def _allocate(
         self, allocate: Callable[..., Any], request: Any, *args: Any, **kwargs: Any
@@ -334,7 +352,7 @@ class ClaimEnforcer(Reactions):
             self._admit_first()
             self._tell_table(request, held, hits)
         elif waiting:
-            self._blocked = self._judge(request, hits, draws, free)
+            self._blocked = self._judge(request, hits, draws, free, kwargs)
         self._admitting = None
         return blocks
 
@@ -369,20 +387,29 @@ class ClaimEnforcer(Reactions):
         return self.book.draws(self.names.of_request(request), first)
 
     def _judge(
-        self, request: Any, hits: list[int], draws: dict[int, list[str]], free: int
-    ) -> Blocked:
-        """Why the request did not fit: the whole of it counts, not the chunk that was tried."""
+        self,
+        request: Any,
+        hits: list[int],
+        draws: dict[int, list[str]],
+        free: int,
+        asked: Mapping[str, Any],
+    ) -> Blocked | None:
+        """Why the request did not fit: the whole of it counts, not the chunk that was tried, and
+        what vLLM keeps free for others while a load waits.  None where its need is not known: with
+        windows, unless it has the pool for itself."""
         materializes: dict[str, set[int]] = {}
         for position, claims in draws.items():
             for claim in claims:
                 materializes.setdefault(claim, set()).add(position)
         name = self.alias(request.request_id)
         active = {r: frozenset(b) for r, b in self.observer.held.items() if r != name}
+        if self.has_windows and any(active.values()):
+            return None
         situation = Situation(
             usable=self.usable,
             promises=self.book.promises(),
             active=active,
-            need=self._blocks(request.num_tokens) - len(hits),
+            need=self._blocks(request.num_tokens) - len(hits) + asked.get("reserved_blocks", 0),
             holds=frozenset(hits),
             materializes={c: frozenset(positions) for c, positions in materializes.items()},
         )
@@ -572,6 +599,17 @@ class ClaimScheduling:
             self.enforcer.written()
             outputs = self.enforcer.answers(outputs)
         return outputs
+
+    def received(self, connector_output: Any) -> None:
+        """What transfers brought between two steps, told as vLLM tells it of a step that computed
+        nothing; no step has ended by that."""
+        from vllm.v1.core.sched.output import SchedulerOutput
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        nothing = ModelRunnerOutput(
+            req_ids=[], req_id_to_index={}, kv_connector_output=connector_output
+        )
+        super().update_from_output(SchedulerOutput.make_empty(), nothing)  # type: ignore[misc]
 
     def shutdown(self) -> None:
         super().shutdown()  # type: ignore[misc]

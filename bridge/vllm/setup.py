@@ -96,18 +96,35 @@ def model_folder(max_tokens: int) -> Iterator[str]:
         yield folder
 
 
-def scheduler_config(max_tokens: int, policy: str = "fcfs", asynchronous: bool = False) -> Any:
+ENCODER_ROOM: Final = 1 << 20
+"""Tokens of modality inputs that one step may encode, and that are kept: never short of room."""
+
+CONNECTORS: Final = {1: "kv_consumer", 2: "kv_both"}
+"""`PoolConfig.connector` → the role that vLLM gives it."""
+
+
+def scheduler_config(
+    max_tokens: int,
+    policy: str = "fcfs",
+    asynchronous: bool = False,
+    drafts: int = 0,
+    connector: int = 0,
+) -> Any:
     """vLLM's configuration for one engine that prefills any prompt in one chunk: one of its own
     for each caller, to make which takes a hundred times as long as to copy it."""
-    made = _scheduler_config(max_tokens, policy, asynchronous)
+    made = _scheduler_config(max_tokens, policy, asynchronous, drafts, connector)
     config = copy(made)
     for part in ("model_config", "scheduler_config", "cache_config", "parallel_config"):
         setattr(config, part, copy(getattr(made, part)))
+    # vLLM's platform for the CPU turns it off; here steps overlap on any platform.
+    config.scheduler_config.async_scheduling = asynchronous
     return config
 
 
 @cache
-def _scheduler_config(max_tokens: int, policy: str, asynchronous: bool) -> Any:
+def _scheduler_config(
+    max_tokens: int, policy: str, asynchronous: bool, drafts: int, connector: int
+) -> Any:
     from vllm.config import (
         CacheConfig,
         DeviceConfig,
@@ -139,7 +156,41 @@ def _scheduler_config(max_tokens: int, policy: str, asynchronous: bool) -> Any:
         cache_config=CacheConfig(block_size=16, enable_prefix_caching=True),
         parallel_config=ParallelConfig(),
         device_config=DeviceConfig(device="cpu"),  # a build for GPUs works here without one
+        **_speculation(drafts),
+        **_transfers(connector),
     )
+
+
+def _speculation(drafts: int) -> dict[str, Any]:
+    """Drafts taken from the prompt: they have no model, so no KV of their own."""
+    if not drafts:
+        return {}
+    from vllm.config import SpeculativeConfig
+
+    return {
+        "speculative_config": SpeculativeConfig(model="ngram", num_speculative_tokens=drafts),
+    }
+
+
+def _transfers(connector: int) -> dict[str, Any]:
+    if not connector:
+        return {}
+    from vllm.config import KVTransferConfig
+
+    config = KVTransferConfig(
+        kv_connector="TellingConnector",
+        kv_connector_module_path="kvclaims.bridge.vllm.connector",
+        kv_role=CONNECTORS[connector],
+    )
+    return {"kv_transfer_config": config}
+
+
+def give_encoder_room(scheduler: Any) -> None:
+    """Let requests bring modality inputs; the model is one for text, and has no room for them."""
+    from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+
+    scheduler.max_num_encoder_input_tokens = ENCODER_ROOM
+    scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=ENCODER_ROOM)
 
 
 def make_scheduler(
@@ -152,11 +203,13 @@ def make_scheduler(
     windows: tuple[int, ...] = (0,),
     tier_blocks: int = 0,
     load_failure_policy: str = "recompute",
+    drafts: int = 0,
+    connector: int = 0,
 ) -> Any:
     """A scheduler with `usable` blocks, and a tier for `tier_blocks` copies of blocks.
 
     `windows` has a layer and KV group each: 0 for full attention, else the tokens of its sliding
-    window.
+    window.  `drafts` and `connector` as in `PoolConfig`.
     """
     import torch
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
@@ -168,7 +221,8 @@ def make_scheduler(
     )
     from vllm.v1.structured_output import StructuredOutputManager
 
-    config = scheduler_config((usable + 2) * block_size, policy, asynchronous)
+    most = (usable + 2) * block_size
+    config = scheduler_config(most, policy, asynchronous, drafts, connector)
     config.cache_config.block_size = block_size
     config.cache_config.num_gpu_blocks = usable + 1
     if tier_blocks:
@@ -236,8 +290,10 @@ def make_request(
     priority: int = 0,
     only_token: int | None = None,
     extra_args: dict[str, Any] | None = None,
+    inputs: list[Any] | None = None,
 ) -> Any:
-    """A request as the engine core takes it; `only_token` is the one token it may generate."""
+    """A request as the engine core takes it; `only_token` is the one token it may generate, and
+    `inputs` are what of `modality_inputs` its tokens stand for."""
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
@@ -259,4 +315,34 @@ def make_request(
         lora_request=_lora(adapter),
         priority=priority,
         block_hasher=hasher,
+        **({"mm_features": inputs} if inputs else {}),
     )
+
+
+def modality_inputs(name: str, tokens: int, block_size: int) -> list[Any]:
+    """The input of that name, in pieces: one in each full block of a prompt, the odd ones a token
+    short of its start; one over all of a prompt that fills no block.
+
+    So a block's own tokens and those before it decide what it stands for, as its content does.
+    """
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+
+    places = [
+        (f"{name}/{p}", p * block_size + p % 2, block_size - p % 2)
+        for p in range(tokens // block_size)
+    ]
+    return [
+        MultiModalFeatureSpec(
+            data=None,
+            modality="image",
+            identifier=piece,
+            mm_position=PlaceholderRange(offset=start, length=length),
+        )
+        for piece, start, length in places or [(f"{name}/of {tokens}", 0, tokens)]
+    ]
+
+
+def modality_of(request: Any) -> str:
+    """The input that a request's tokens stand for, empty for plain text."""
+    inputs = getattr(request, "mm_features", None)
+    return "" if not inputs else str(inputs[0].identifier).rpartition("/")[0]

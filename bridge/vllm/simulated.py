@@ -9,8 +9,10 @@ shows what was written where, whatever tables say afterwards.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final
 
 from kvclaims.bridge.vllm import setup
@@ -18,7 +20,14 @@ from kvclaims.bridge.vllm.names import ContentChain
 from kvclaims.bridge.vllm.observer import PoolObserver
 from kvclaims.bridge.vllm.scheduler import AsyncClaimScheduler, ClaimScheduler
 from kvclaims.bridge.vllm.tier import Load, Orders, Results
-from kvclaims.spec.content import GENERATED_TOKEN, fingerprint, partial_content
+from kvclaims.checker.engines import first_line
+from kvclaims.spec.content import (
+    GENERATED_TOKEN,
+    fingerprint,
+    in_any_group,
+    in_group,
+    partial_content,
+)
 from kvclaims.spec.interface import (
     BadOperation,
     KvEvent,
@@ -35,6 +44,23 @@ _Slot = tuple[str, str, tuple[int, ...]]
 """A block's name, the parent that it continues, and the tokens in it."""
 
 _BLANK: Final[_Slot] = ("", "", ())
+
+_WRONG_GUESS: Final = GENERATED_TOKEN + 1
+"""A draft that turns out wrong: never what is generated."""
+
+
+@contextmanager
+def _probed(config: PoolConfig) -> Iterator[None]:
+    """A version that knows none of what the pool asks for has no such feature."""
+    try:
+        yield
+    except (ImportError, TypeError, ValueError, AttributeError) as error:
+        asked = [name for name in ("drafts", "connector") if getattr(config, name)]
+        asked += ["windows"] if config.windows != (0,) else []
+        if not asked:
+            raise
+        told = f"{' and '.join(asked)}, in this version: {first_line(error)}"
+        raise NotExposed(told) from error
 
 
 class SimulatedMemory:
@@ -58,6 +84,14 @@ class SimulatedMemory:
             return
         name = partial_content(parent, tokens) if full is None else full
         self._blocks[block] = (name, parent, tuple(tokens))
+
+    def load(self, block: int, parent: str, tokens: Sequence[int], full: str) -> None:
+        """A transfer fills a block, whatever was in it."""
+        self._blocks[block] = (full, parent, tuple(tokens))
+
+    def spoil(self, block: int) -> None:
+        """A transfer left something in a block that is no content."""
+        self._blocks[block] = (_GARBAGE, "", ())
 
     def discard(self) -> None:
         """All of it is given up and comes back blank."""
@@ -124,7 +158,8 @@ class SimulatedTier:
 
 @dataclass(frozen=True)
 class Work:
-    """What one step does for one request: tokens `start` to `end` go into `table`'s blocks."""
+    """What one step does for one request: tokens `start` to `end` go into the blocks of `tables`,
+    one table for each KV group.  `right` of the drafts among them turn out right."""
 
     request_id: str
     start: int
@@ -132,8 +167,9 @@ class Work:
     tokens: tuple[int, ...]
     names: tuple[str, ...]
     domain: str
-    table: tuple[int, ...]
+    tables: tuple[tuple[int, ...], ...]
     samples: bool
+    right: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,21 +184,33 @@ class SimulatedDriver:
     """The engine around the scheduler.  Up to `config.in_flight` steps run at a time."""
 
     def __init__(self, config: PoolConfig, load_failure_policy: str = "recompute") -> None:
-        if config.windows != (0,):
-            raise NotExposed("several KV groups under claims: only one full-attention group")
-        if config.drafts:
-            raise NotExposed("speculative tokens, in this adapter")
+        if config.drafts and config.in_flight > 1:
+            raise NotExposed("drafts without a model of their own, in asynchronous steps")
+        if (config.connector or config.host_blocks) and config.windows != (0,):
+            raise NotExposed("a connector for several KV groups, in this adapter")
+        if config.connector and config.host_blocks:
+            raise NotExposed("a connector beside that of the tier")
         kind = AsyncClaimScheduler if config.in_flight > 1 else ClaimScheduler
-        self.scheduler = setup.make_scheduler(
-            kind,
-            config.usable,
-            config.block_size,
-            policy=config.policy,
-            asynchronous=config.in_flight > 1,
-            tier_blocks=config.host_blocks,
-            load_failure_policy=load_failure_policy,
-        )
+        with _probed(config):
+            self.scheduler = setup.make_scheduler(
+                kind,
+                config.usable,
+                config.block_size,
+                policy=config.policy,
+                asynchronous=config.in_flight > 1,
+                windows=config.windows,
+                tier_blocks=config.host_blocks,
+                load_failure_policy=load_failure_policy,
+                drafts=config.drafts,
+                connector=config.connector,
+            )
         self.scheduler.use_v2_model_runner = False
+        self._connector = self.scheduler.connector if config.connector else None
+        if self._connector is not None:
+            self._connector.block_size = config.block_size
+            self._connector.sends = config.connector > 1
+            self._connector.on_load = self._load_started
+            self._connector.on_send = self._send_started
         if config.token_budget:
             self.scheduler.max_num_scheduled_tokens = config.token_budget
         self._config = config
@@ -171,12 +219,17 @@ class SimulatedDriver:
         self.tier = SimulatedTier(self._memory)
         self._chains: dict[str, ContentChain] = {}
         self._domains: dict[str, str] = {}
+        self._accepts: dict[str, int] = {}
         self._flying: deque[Step] = deque()
 
     def request(self, spec: RequestSpec, extra_args: dict[str, Any]) -> Any:
-        if spec.external or spec.accepts or spec.modality:
-            raise NotExposed("external tokens, drafts and modality inputs, in this adapter")
+        if spec.external and self._connector is None:
+            raise NotExposed("external tokens in a pool without a connector")
+        inputs = self._inputs(spec) if spec.modality else None
+        if spec.external:
+            self._connector.offers[spec.request_id] = spec.external
         self._domains[spec.request_id] = spec.domain
+        self._accepts[spec.request_id] = spec.accepts
         return setup.make_request(
             spec.request_id,
             spec.tokens,
@@ -186,7 +239,15 @@ class SimulatedDriver:
             adapter=spec.adapter,
             priority=spec.priority,
             extra_args=extra_args,
+            inputs=inputs,
         )
+
+    def _inputs(self, spec: RequestSpec) -> list[Any]:
+        try:
+            setup.give_encoder_room(self.scheduler)
+            return setup.modality_inputs(spec.modality, len(spec.tokens), self._config.block_size)
+        except (ImportError, TypeError) as error:
+            raise NotExposed(f"modality inputs, in this version: {error}") from error
 
     def add(self, request: Any) -> None:
         self.scheduler.add_request(request)
@@ -201,7 +262,7 @@ class SimulatedDriver:
         if len(self._flying) >= self._config.in_flight:
             raise BadOperation(f"{self._config.in_flight} steps are in flight")
         output = self.scheduler.schedule()
-        work = tuple(self._plan(r, n) for r, n in output.num_scheduled_tokens.items())
+        work = tuple(self._plan(r, n, output) for r, n in output.num_scheduled_tokens.items())
         self._flying.append(Step(output, work))
 
     def complete(self) -> None:
@@ -218,29 +279,97 @@ class SimulatedDriver:
             ModelRunnerOutput(
                 req_ids=ids,
                 req_id_to_index={r: i for i, r in enumerate(ids)},
-                sampled_token_ids=[[GENERATED_TOKEN] if w.samples else [] for w in step.work],
+                sampled_token_ids=[
+                    [GENERATED_TOKEN] * (1 + w.right) if w.samples else [] for w in step.work
+                ],
                 logprobs=None,
                 prompt_logprobs_dict={},
                 pooler_output=[],
-                kv_connector_output=self._tier_works(step),
+                kv_connector_output=self._transferred(step),
             ),
         )
+        if self._config.drafts:
+            self._draft(step.work)
         for request_id in [r for r in self._chains if r not in self.scheduler.requests]:
             del self._chains[request_id]
 
-    def _tier_works(self, step: Step) -> Any:
-        told = step.output.kv_connector_metadata
+    def _transferred(self, step: Step) -> Any:
+        """What the connector's worker says at the end of a step."""
+        if self._connector is not None:
+            return self._sent()
+        told = getattr(step.output, "kv_connector_metadata", None)
         return None if told is None else self.tier.work(told.orders)
+
+    def _sent(self) -> Any:
+        """Who was sent since the last step."""
+        if not self._connector.sending:
+            return None
+        from vllm.v1.outputs import KVConnectorOutput
+
+        sent, self._connector.sending = set(self._connector.sending), []
+        return KVConnectorOutput(finished_sending=sent)
+
+    def _draft(self, work: Sequence[Work]) -> None:
+        """Guesses for the next step of every request that sampled: as many right ones first as its
+        program says."""
+        from vllm.v1.outputs import DraftTokenIds
+
+        ids = [w.request_id for w in work if w.samples and w.request_id in self.scheduler.requests]
+        guesses = []
+        for request_id in ids:
+            right = min(self._accepts.get(request_id, 0), self._config.drafts)
+            wrong = self._config.drafts - right
+            guesses.append([GENERATED_TOKEN] * right + [_WRONG_GUESS] * wrong)
+        self.scheduler.update_draft_token_ids(DraftTokenIds(ids, guesses))
+
+    # -- transfers
+
+    def _load_started(self, request: Any, blocks: int) -> None:
+        self.scheduler.enforcer.load_started(request, blocks)
+
+    def _send_started(self, request: Any) -> None:
+        self.scheduler.enforcer.ending(request)
+
+    def loading(self, request_id: str) -> int | None:
+        """How many blocks a transfer is to bring for the request; None where there is none."""
+        transfer = self._connector and self._connector.loading.get(request_id)
+        return transfer.blocks if transfer else None
+
+    def load(self, request_id: str, blocks: int) -> None:
+        """The transfer of a request ends: its first `blocks` came, the rest is spoiled."""
+        from vllm.v1.outputs import KVConnectorOutput
+
+        transfer = self._connector.loading.pop(request_id)
+        request = self.scheduler.requests[request_id]
+        size = self._config.block_size
+        chain = ContentChain(size, self._domains[request_id])
+        names = [self._domains[request_id], *chain.extend(request.all_token_ids)]
+        told: dict[str, set[Any]] = {"finished_recving": {request_id}}
+        for position in range(transfer.first, transfer.first + transfer.blocks):
+            block = transfer.table[position]
+            if position < transfer.first + blocks:
+                tokens = request.all_token_ids[position * size : (position + 1) * size]
+                self._memory.load(block, names[position], tokens, names[position + 1])
+            else:
+                self._memory.spoil(block)
+                told.setdefault("invalid_block_ids", set()).add(block)
+        if not blocks and hasattr(KVConnectorOutput(), "failed_recving") and transfer.blocks % 2:
+            told = {"finished_recving": {request_id}, "failed_recving": {request_id}}
+        self.scheduler.received(KVConnectorOutput(**told))
 
     def computed(self, request_id: str) -> int | None:
         """Leading tokens of a running request that completed steps have written."""
         request = self.scheduler.requests.get(request_id)
         if request is None:
             return 0
+        if self.loading(request_id) is not None:
+            return int(self._connector.loading[request_id].first) * self._config.block_size
         under_way = sum(
             w.end - w.start for s in self._flying for w in s.work if w.request_id == request_id
         )
-        return int(request.num_computed_tokens) - under_way
+        computed = int(request.num_computed_tokens) - under_way
+        # A step that began before the end was known may have computed beyond it.
+        return min(computed, int(request.num_tokens)) if request.is_finished() else computed
 
     def fingerprint(self, blocks: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self._memory.digest(b) for b in blocks)
@@ -252,7 +381,7 @@ class SimulatedDriver:
     def close(self) -> None:
         self.scheduler.shutdown()
 
-    def _plan(self, request_id: str, count: int) -> Work:
+    def _plan(self, request_id: str, count: int, output: Any) -> Work:
         """What the step writes for a request; its tokens not known yet are the generated one."""
         request = self.scheduler.requests[request_id]
         end = request.num_computed_tokens  # advanced by schedule() already
@@ -261,30 +390,40 @@ class SimulatedDriver:
         first = (end - count) // size
         domain = self._domains.get(request_id, "")
         chain = self._chains.setdefault(request_id, ContentChain(size, domain))
-        padded = [*known, *[GENERATED_TOKEN] * (end - len(known))] if end > len(known) else known
-        chain.extend(padded[:end])
+        guesses = output.scheduled_spec_decode_tokens.get(request_id, ())
+        right = len(list(takewhile(lambda token: token == GENERATED_TOKEN, guesses)))
+        true = end - len(guesses) + right
+        padded = [*known, *[GENERATED_TOKEN] * (true - len(known))] if true > len(known) else known
+        chain.extend(padded[:true])
+        wrong = [_WRONG_GUESS] * (end - true)
         return Work(
             request_id,
             end - count,
             end,
-            tuple(padded[first * size : end]),
+            (*padded[first * size : true], *wrong),
             tuple(chain.ids[max(0, first - 1) :]),
             domain,
-            tuple(self.scheduler.kv_cache_manager.get_block_ids(request_id)[0]),
+            tuple(map(tuple, self.scheduler.kv_cache_manager.get_block_ids(request_id))),
             not request.is_prefill_chunk,
+            right,
         )
 
     def _write(self, work: Work) -> None:
+        """Into the block of each group; what has none there any more goes nowhere."""
         size = self._config.block_size
         first = work.start // size
         name_of = dict(enumerate(work.names, start=max(0, first - 1)))
         for position in range(first, -(-work.end // size)):
             begin = (position - first) * size
             tokens = work.tokens[begin : begin + size]
-            parent = name_of[position - 1] if position else work.domain
+            # Behind a wrong guess there are only wrong guesses, which name nothing.
+            parent = name_of.get(position - 1, _GARBAGE) if position else work.domain
             at = max(0, work.start - position * size)
             full = name_of.get(position) if len(tokens) == size else None
-            self._memory.write(work.table[position], at, parent, tokens, full)
+            for group, table in enumerate(work.tables):
+                if block := table[position]:
+                    of_group = full and in_group(full, group)
+                    self._memory.write(block, at, parent, tokens, of_group)
 
 
 class EventTap:
@@ -295,6 +434,7 @@ class EventTap:
         pool.enable_kv_cache_events = True
         self._observer = observer
         self._names: dict[Any, str] = {}
+        """vLLM's hash in events → the content's plain id: the event names the KV group."""
         self._seen: list[Any] = []
         self._take = pool.take_events
         pool.take_events = self._keep
@@ -307,7 +447,8 @@ class EventTap:
         from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
         for raw, name in self._observer.keys.get(step.args["b"], {}).items():
-            self._names[maybe_convert_block_hash(bytes(raw)[:-_GROUP_BYTES])] = name
+            plain = in_any_group(name)
+            self._names[maybe_convert_block_hash(bytes(raw)[:-_GROUP_BYTES])] = plain
 
     def news(self) -> tuple[KvEvent, ...]:
         """What was told since the last call."""
@@ -323,5 +464,7 @@ class EventTap:
 
     def _read(self, event: Any) -> KvEvent:
         kinds = {"BlockStored": "stored", "BlockRemoved": "removed", "AllBlocksCleared": "cleared"}
-        keys = tuple(self._names.get(h, str(h)) for h in getattr(event, "block_hashes", ()))
+        group = getattr(event, "group_idx", None) or 0
+        hashes = getattr(event, "block_hashes", ())
+        keys = tuple(in_group(self._names.get(h, str(h)), group) for h in hashes)
         return KvEvent(kinds[type(event).__name__], keys)

@@ -142,6 +142,12 @@ class WholeDriver:
         request = self.scheduler.requests.get(request_id)
         return 0 if request is None else int(request.num_computed_tokens)
 
+    def loading(self, request_id: str) -> int | None:  # noqa: ARG002
+        return None
+
+    def load(self, request_id: str, blocks: int) -> None:
+        raise NotExposed(f"the load of {blocks} blocks for {request_id!r}, on this engine")
+
     def discard(self) -> None:
         raise NotExposed("sleep of a whole engine on a CPU")
 
