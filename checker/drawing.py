@@ -20,8 +20,11 @@ from kvclaims.spec.interface import (
 )
 from kvclaims.spec.vocabulary import RESPONSIBLE, Protection
 
-CODE: Final = 16
+CODE: Final = 14
 """Bytes of one operation: one for each choice that the longest kind of operation takes."""
+
+POOL_CODE: Final = 18
+"""Bytes of one pool."""
 
 CLAIMS: Final = ("a", "b", "c", "d")
 STREAMS: Final = ("A", "B", "C")
@@ -143,7 +146,7 @@ class Drawer:
             chosen["admit_reuse"] = False
         if self._config.policy == PRIORITY:
             chosen["priority"] = digits.below(3)
-        if self._config.connector and digits.one_in(3):
+        if self._config.connector and digits.one_in(2):
             chosen["external"] = 1 + digits.below(4)
         if self._config.drafts:
             chosen["accepts"] = digits.below(self._config.drafts + 1)

@@ -36,7 +36,7 @@ from kvclaims.checker.counterexample import (
     shortest,
     simplest,
 )
-from kvclaims.checker.drawing import CODE, Drawer, draw_config
+from kvclaims.checker.drawing import CODE, POOL_CODE, Drawer, draw_config
 from kvclaims.checker.supervise import (
     Crash,
     Program,
@@ -451,7 +451,7 @@ def _session(engine: Engine, ways: Ways, progress: Progress) -> _Session:
 _CODES: Final = st.lists(
     st.binary(min_size=CODE, max_size=CODE), min_size=LENGTH[0], max_size=LENGTH[1]
 )
-_POOLS: Final = st.binary(min_size=CODE, max_size=CODE)
+_POOLS: Final = st.binary(min_size=POOL_CODE, max_size=POOL_CODE)
 
 
 def search(session: _Session, seed: int, examples: Path | None = None) -> None:

@@ -272,6 +272,7 @@ DIFFERENCES: Final = {
     "state": "F3",
     "outcome": "F4",
     "blocks": "B11",
+    "tables": "B11",
     "hit_blocks": "P5",
     "shortfall": "F4",
     "blocking_claims": "F4",

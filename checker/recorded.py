@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from kvclaims.checker.drawing import CODE, STREAMS, Drawer, draw_config
+from kvclaims.checker.drawing import CODE, POOL_CODE, STREAMS, Drawer, draw_config
 from kvclaims.checker.scenes import Scene
 from kvclaims.checker.supervise import features_of
 from kvclaims.spec.content import tokens_of
@@ -186,7 +186,7 @@ def draw_run(engine: Engine, number: int) -> tuple[PoolConfig, Callable[[Observa
     rng = random.Random(SEED * 1_000_003 + number)
     features = features_of(engine)
     crowded = number >= CROWDED
-    config = draw_config(rng.randbytes(CODE), 2 if crowded else engine.block_size, features)
+    config = draw_config(rng.randbytes(POOL_CODE), 2 if crowded else engine.block_size, features)
     if crowded:
         config = _crowded(config, rng, features)
     drawer = Drawer(config, features, CROWD if crowded else None)
