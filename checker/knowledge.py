@@ -86,6 +86,7 @@ class Knowledge:
         self.under_way: deque[frozenset[str]] = deque()
         """For each step dispatched and not complete, the requests that it computes for."""
         self.requests: dict[str, KnownRequest] = {}
+        self.aborted: set[str] = set()
         self.claims: dict[str, KnownClaim] = {}
         self.ends: dict[str, int] = {}
         self._queue: list[str] = []
@@ -161,6 +162,8 @@ class Knowledge:
                 self.now += fields["ticks"]
             case "renew":
                 self.ends[fields["claim"]] = self.now + fields["duration"]
+            case "abort":
+                self.aborted.add(fields["request"])
             case "load":
                 request = self.requests[fields["request"]]
                 first = request.hits + fields["blocks"]

@@ -53,7 +53,7 @@ from kvclaims.spec.interface import (
 )
 from kvclaims.spec.operations import Operation, perform
 from kvclaims.spec.telemetry import Event, TraceError
-from kvclaims.spec.vocabulary import RESPONSIBLE, Phase
+from kvclaims.spec.vocabulary import RESPONSIBLE, Outcome, Phase
 
 DRAIN_STEPS: Final = 500
 """Steps after which a drain has made no progress (B11): far more than any pool here takes."""
@@ -353,6 +353,7 @@ class Supervisor:
         yield from self._forced(one)
         yield from observing.let_go(operation, before, after, under_way=bool(self.known.under_way))
         yield from self._came_back(one)
+        yield from self._given_up_on(one)
         yield from judged_events(one, self.known)
         yield from survival(after, self.known, self.serving.unwritten(), self._lasting(after))
         self.known.note(one.events)
@@ -456,6 +457,14 @@ class Supervisor:
             request = after.requests.get(name)
             if request is not None and request.state == "finished":
                 yield "B7", f"request {name} has ended, and block {block} did not come back"
+
+    def _given_up_on(self, one: Told) -> Iterator[Broken]:
+        """No request ends as aborted that nobody aborted, and of which nothing failed to load."""
+        for name, now in one.after.requests.items():
+            if now.outcome is not Outcome.ABORTED or name in self.known.aborted:
+                continue
+            if name in self.known.requests and not self.known.requests[name].failed:
+                yield "F4", f"request {name} ended as aborted, and nobody had aborted it"
 
     def _came_back(self, one: Told) -> Iterator[Broken]:
         """A request that is over gives its blocks back when the steps that were in flight have

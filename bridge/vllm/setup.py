@@ -99,8 +99,9 @@ def model_folder(max_tokens: int) -> Iterator[str]:
 ENCODER_ROOM: Final = 1 << 20
 """Tokens of modality inputs that one step may encode, and that are kept: never short of room."""
 
-CONNECTORS: Final = {1: "kv_consumer", 2: "kv_both"}
-"""`PoolConfig.connector` → the role that vLLM gives it."""
+CONNECTORS: Final = {1: ("kv_consumer", "recompute"), 2: ("kv_both", "fail")}
+"""`PoolConfig.connector` → the role that vLLM gives it, and what becomes of requests whose load
+fails, where a version lets that be chosen."""
 
 
 def scheduler_config(
@@ -177,11 +178,14 @@ def _transfers(connector: int) -> dict[str, Any]:
         return {}
     from vllm.config import KVTransferConfig
 
+    role, policy = CONNECTORS[connector]
     config = KVTransferConfig(
         kv_connector="TellingConnector",
         kv_connector_module_path="kvclaims.bridge.vllm.connector",
-        kv_role=CONNECTORS[connector],
+        kv_role=role,
     )
+    if hasattr(config, "kv_load_failure_policy"):
+        config.kv_load_failure_policy = policy
     return {"kv_transfer_config": config}
 
 
