@@ -125,12 +125,13 @@ def count_with_tlc(instance: Instance, *, workers: int = 1) -> TlcCount:
         command = ["java", "-XX:+UseParallelGC", "-cp", str(jar.resolve()), "tlc2.TLC"]
         command += ["-deadlock", "-workers", str(workers), "-metadir", place, f"{module.name}.tla"]
         said = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
-    found = re.search(r"([\d,]+) distinct states found", said.stdout)
+    # The last count: while it goes on, TLC tells how far it has come in the same words.
+    found = re.findall(r"([\d,]+) distinct states found", said.stdout)
     version = re.search(r"TLC2 Version (\S+)", said.stdout)
-    if found is None or version is None:
+    if not found or version is None:
         raise BadOperation(f"TLC did not finish: {(said.stderr or said.stdout).strip()[-500:]}")
     return TlcCount(
-        states=int(found[1].replace(",", "")),
+        states=int(found[-1].replace(",", "")),
         errors="No error has been found" not in said.stdout,
         seconds=time.perf_counter() - start,
         version=version[1],

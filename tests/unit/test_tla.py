@@ -108,7 +108,10 @@ def test_a_module_is_called_as_it_can_be() -> None:
 @needs_tlc
 @pytest.mark.parametrize(
     ("name", "states"),
-    [("claims", 740), ("blockclaims", 6_656), ("groups/requests", 1_932), ("elastic", 1_056)],
+    [
+        *(("claims", 740), ("blockclaims", 6_656), ("groups/requests", 1_932), ("elastic", 1_056)),
+        ("claims/two", 20_020),
+    ],
 )
 def test_tlc_counts_as_many_states(name: str, states: int) -> None:
     found = count_with_tlc(instances.PINNED[name]())
