@@ -39,8 +39,9 @@ class Residency:
 
     # -- the pool as the claim book sees it ------------------------------------------------------
 
-    def lookup(self, key: str) -> int | None:
-        """SGLang makes content visible when its KV is written, and not before."""
+    def lookup(self, key: str, only: int | None = None) -> int | None:  # noqa: ARG002
+        """SGLang makes content visible when its KV is written, and not before; and it keeps one
+        copy, so who fills a slot that was lent for it gives that back."""
         return self._where.get(key)
 
     def is_visible(self, key: str) -> bool:
@@ -110,7 +111,7 @@ class Residency:
             self.tell("take", r=request, b=slot)
             return
         self.tell("draw", r=request, c=self.book.claims[lender].name, b=slot)
-        self.book.lend(lender, slot)
+        self.book.lend(lender, slot, key)
         self._lent[slot] = (lender, key)
 
     def release(self, request: str, slots: Sequence[int]) -> None:

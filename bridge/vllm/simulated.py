@@ -205,7 +205,8 @@ class SimulatedDriver:
                 connector=config.connector,
             )
         self.scheduler.use_v2_model_runner = False
-        self._connector = self.scheduler.connector if config.connector else None
+        connector: Any = self.scheduler.connector if config.connector else None
+        self._connector = connector
         if self._connector is not None:
             self._connector.block_size = config.block_size
             self._connector.sends = config.connector > 1
