@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from vllm_world import NEEDS_VLLM
 
+from kvclaims.spec.claims import CLAIM
 from kvclaims.spec.content import Segment, content_ids, fingerprint, tokens_of
+from kvclaims.spec.interface import RequestSpec
+from kvclaims.spec.pool import REQUEST
 from kvclaims.spec.vocabulary import Verdict
 
 pytestmark = NEEDS_VLLM
@@ -36,8 +39,6 @@ class Shop:
         self.files = self.pool.driver.tier
 
     def claim(self, claim: str, label: str, blocks: int, **more: Any) -> dict[str, Any]:
-        from kvclaims.spec.claims import CLAIM
-
         protection = more.setdefault("protection", "offloadable")
         self.monitor.introduce(CLAIM, f"a/{claim}#1", protection == "hard_protected")
         return self.pool.declare(claim, label, blocks, **more).body
@@ -51,8 +52,6 @@ class Shop:
         answer: int = 1,
         **extra: Any,
     ) -> None:
-        from kvclaims.spec.pool import REQUEST
-
         extra = {"kvclaims_owner": "a", **extra}
         tokens = list(tokens_of((Segment(label, blocks), Segment("z", 0, more)), SIZE))
         name = self.pool.ask(request, tokens, answer, **extra)
@@ -202,21 +201,34 @@ def test_a_failed_load_that_nobody_claims_is_blamed_on_nobody(shop: Shop) -> Non
     assert shop.close().failed_restores == []
 
 
-def test_content_that_is_computed_again_is_not_restored(shop: Shop) -> None:
-    """A request that reads no cache computes what the tier has: that is no restore (O3)."""
-    away(shop)
-    request_tokens = list(tokens_of((Segment("A", 8), Segment("z", 0, 1)), SIZE))
-    from kvclaims.spec.interface import RequestSpec
-    from kvclaims.spec.pool import REQUEST
-
-    made = shop.pool.driver.request(RequestSpec("anew", tuple(request_tokens)), {})
+def compute(shop: Shop, request: str, label: str, blocks: int) -> None:
+    """A request that reads no cache: it computes what the tier has."""
+    tokens = tokens_of((Segment(label, blocks), Segment("z", 0, 1)), SIZE)
+    made = shop.pool.driver.request(RequestSpec(request, tokens), {})
     made.skip_reading_prefix_cache = True
-    shop.monitor.introduce(REQUEST, "anew", True)
+    shop.monitor.introduce(REQUEST, request, True)
     shop.pool.driver.add(made)
     shop.pool.run()
+
+
+def test_content_that_is_computed_again_is_not_restored(shop: Shop) -> None:
+    away(shop)
+    compute(shop, "anew", "A", 8)
     assert shop.holds("A", 8)
     assert shop.phase("c") == "offloaded"
     assert shop.told("restoration_required", "resident_claim_restored") == []
+    shop.close()
+
+
+def test_nor_is_a_claim_of_which_a_part_was_loaded_and_the_rest_computed(shop: Shop) -> None:
+    away(shop)
+    shop.serve("part", "A", 3)
+    compute(shop, "anew", "A", 8)
+    assert shop.holds("A", 8)
+    assert shop.phase("c") == "restoring"
+    shop.serve("press again", "Q", 18)
+    shop.serve("whole", "A", 8)
+    assert shop.phase("c") == "materialized"
     shop.close()
 
 
@@ -314,6 +326,17 @@ def test_copies_of_ended_claims_stay_until_their_room_is_needed(tmp_path: Path) 
     shop.close()
 
 
+def test_what_was_promised_room_is_kept_before_what_was_not(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, tier=10)
+    away(shop, "kept", "A", 4)
+    away(shop, "ended", "B", 4)
+    shop.pool.do("release", claim_id="ended")
+    away(shop, "next", "C", 6)
+    shop.serve("again", "A", 4)
+    assert shop.phase("kept") == "materialized"
+    shop.close()
+
+
 def test_a_reset_empties_the_tier(shop: Shop) -> None:
     away(shop)
     shop.claim("here", "P", 5)
@@ -365,8 +388,6 @@ def test_two_steps_in_flight(tmp_path: Path) -> None:
 
 def test_claims_that_come_with_requests_are_told(shop: Shop) -> None:
     claim = {"claim_id": "c", "protection": "offloadable"}
-    from kvclaims.spec.claims import CLAIM
-
     shop.monitor.introduce(CLAIM, "a/c#1", False)
     shop.serve("r", "A", 6, kvclaims=json.dumps(claim))
     told = shop.pool.outputs["r"].kv_transfer_params["kvclaims"]["claim"]

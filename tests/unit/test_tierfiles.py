@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -215,3 +216,22 @@ def _as_left(folder: Path) -> dict[str, bytes]:
     reader = TierFiles.__new__(TierFiles)
     reader.folder, reader.life, reader._form, reader._lock = folder, "one", "form", -1
     return {name: bytes(reader.read(name)) for name in reader.names()}
+
+
+def test_a_copy_is_never_written_in_its_place(store: TierFiles) -> None:
+    """Whatever is opened for writing is moved to its place when it is whole."""
+    opened, moved, listening = [], [], True
+
+    def heard(event: str, args: tuple[Any, ...]) -> None:
+        if listening and event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR):
+            opened.append(Path(os.fsdecode(args[0])).suffix)
+        if listening and event == "os.rename":
+            moved.append(tuple(Path(os.fsdecode(path)).suffix for path in args[:2]))
+
+    sys.addaudithook(heard)
+    try:
+        store.publish(NAME, [OLD])
+        store.publish(NAME, [NEW])
+    finally:
+        listening = False
+    assert (opened, moved) == ([".part"] * 2, [(".part", ".kv")] * 2)
