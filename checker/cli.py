@@ -663,6 +663,7 @@ def faults(engine: str, output: Path, progress: Progress) -> Report:
 )
 @click.option("--replay", metavar="ENDPOINT", help="Where its lost batches can be had.")
 @click.option("--save", type=click.Path(path_type=Path), help="New file for what was heard.")
+@_workers
 @_checks
 @_report_page
 def audit(
@@ -670,6 +671,7 @@ def audit(
     seconds: float,
     replay: str | None,
     save: Path | None,
+    workers: int,
     progress: Progress,
 ) -> Report:
     """Fold each TRACE and judge it by the rules that events can decide.
@@ -686,15 +688,19 @@ def audit(
         return subscribed.audit(live[0], replay, seconds, save, progress)
     if replay or save:
         raise BadOperation("--replay and --save go with an endpoint, such as tcp://127.0.0.1:5557")
-    return _audited([Path(trace) for trace in traces], progress)
+    return _audited([Path(trace) for trace in traces], workers, progress)
 
 
-def _audited(traces: Sequence[Path], progress: Progress) -> Report:
+def _audited(traces: Sequence[Path], workers: int, progress: Progress) -> Report:
     from kvclaims.checker import audit as auditor
     from kvclaims.checker import foreign
 
     if any(foreign.recognises(path) for path in traces):
         return foreign.audit(traces)
+    if workers:
+        from kvclaims.checker.distributed import audit_traces
+
+        return audit_traces(traces, workers, progress)
     runs: list[auditor.AuditedRun] = []
     for number, trace in enumerate(traces, 1):
         progress(f"folding {trace.name} ({number} of {len(traces)})")

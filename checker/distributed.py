@@ -12,13 +12,14 @@ say to each other Ray encodes with pickle; nothing of it is read from or kept in
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -29,6 +30,9 @@ from kvclaims.checker.native import CHUNK, LeftDomain, Search, Way, address, exp
 from kvclaims.checker.verdicts import Progress, Several
 from kvclaims.checker.visitedcode import EMPTY
 from kvclaims.spec.interface import BadOperation, EngineMissing
+
+if TYPE_CHECKING:
+    from kvclaims.checker.audit import AuditReport
 
 STORE: Final = 100 << 20
 """Bytes of shared memory for what is on its way, in a cluster started here."""
@@ -134,6 +138,46 @@ def fuzz_seed(engine: str, steps: int | None, seconds: float | None, seed: int, 
 
     found, _ = engines.ready(engine)
     return fuzz.fuzz(found, steps, seconds, seed, lambda _: None, Path(folder))
+
+
+def audit_traces(traces: Sequence[Path], workers: int, progress: Progress) -> AuditReport:
+    """Fold many traces at once, each a row of a Ray dataset; in the order in which they are named.
+
+    Raises TraceError for the first of them that is not whole or cannot be read.
+    """
+    from kvclaims.checker.audit import AuditReport
+    from kvclaims.spec.telemetry import TraceError
+
+    done: dict[int, Any] = {}
+    with cluster(workers):
+        try:
+            data = importlib.import_module("ray.data")
+        except ImportError as error:
+            raise EngineMissing(
+                f"many traces at once need Ray's datasets (pip install 'kvclaims[ray]'): {error}"
+            ) from None
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        data.DataContext.get_current().enable_progress_bars = False
+        rows = [{"place": i, "trace": str(path.absolute())} for i, path in enumerate(traces)]
+        found = data.from_items(rows, override_num_blocks=len(rows)).map(audit_trace)
+        for row in found.iter_rows():
+            done[row["place"]] = row
+            progress(f"{len(done)}/{len(rows)} traces, {traces[row['place']].name}")
+    if wrong := [done[i]["wrong"] for i in sorted(done) if done[i]["wrong"]]:
+        raise TraceError(wrong[0])
+    return AuditReport(tuple(run for i in sorted(done) for run in done[i]["runs"]))
+
+
+def audit_trace(row: dict[str, Any]) -> dict[str, Any]:
+    """In a worker: the runs of one trace, or why it is rejected."""
+    from kvclaims.checker.audit import audit
+    from kvclaims.spec.telemetry import TraceError
+
+    try:
+        runs = audit([Path(row["trace"])]).runs
+    except (BadOperation, TraceError) as error:
+        return {"place": row["place"], "runs": [], "wrong": str(error)}
+    return {"place": row["place"], "runs": list(runs), "wrong": ""}
 
 
 # --- a partitioned search ----------------------------------------------------------------

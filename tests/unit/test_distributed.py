@@ -9,13 +9,50 @@ import numpy as np
 import pytest
 
 from kvclaims.checker import distributed
-from kvclaims.checker.distributed import Partition, explore_ray, fuzz_seeds, map_tasks, ray_workers
+from kvclaims.checker.audit import audit
+from kvclaims.checker.distributed import (
+    Partition,
+    audit_trace,
+    audit_traces,
+    explore_ray,
+    fuzz_seeds,
+    map_tasks,
+    ray_workers,
+)
+from kvclaims.checker.engines import find
 from kvclaims.checker.explore import explore
 from kvclaims.checker.prove import Ways, prove
-from kvclaims.spec.interface import BadOperation
+from kvclaims.spec.interface import (
+    BadOperation,
+    ClaimSpec,
+    PoolConfig,
+    Predicate,
+    PredicateKind,
+    RequestSpec,
+)
+from kvclaims.spec.operations import drain
+from kvclaims.spec.telemetry import TraceError
 from kvclaims.spec.vocabulary import Verdict
 
 MEDIUM = {"sizes": "1,2,3,1", "requests": "3", "growth": "3", "pool": "8"}
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> list[Path]:
+    """The traces of four runs of the reference, a claim and a request each."""
+    paths = []
+    for number in range(4):
+        runtime = find("reference").open(PoolConfig(8, 16), f"run-{number}")
+        tokens = tuple(range(16 * (number + 2)))
+        predicate = Predicate(PredicateKind.LEADING, number + 1)
+        runtime.declare(ClaimSpec("keep", tokens, predicate))
+        runtime.submit(RequestSpec("active", tokens))
+        drain(runtime)
+        runtime.close()
+        path = tmp_path / f"trace-{number}.jsonl"
+        path.write_text("\n".join(event.to_json() for event in runtime.events()))
+        paths.append(path)
+    return paths
 
 
 # --- without Ray -------------------------------------------------------------------------
@@ -94,6 +131,30 @@ def test_each_seed_is_a_task(tmp_path: Path) -> None:
     report = fuzz_seeds("reference", 60, None, (7, 8), 2, lambda _: None, tmp_path)
     assert [part.to_json()["seed"] for part in report.parts] == [7, 8]
     assert report.to_json()["operations"] == 120
+
+
+def test_a_trace_is_a_row_with_its_runs_or_what_is_wrong_with_it(traces: list[Path]) -> None:
+    """What a worker does, called here."""
+    row = audit_trace({"place": 3, "trace": str(traces[0])})
+    assert (row["place"], [run.run_id for run in row["runs"]], row["wrong"]) == (3, ["run-0"], "")
+    traces[0].write_text(traces[0].read_text().rpartition("\n{")[0])
+    row = audit_trace({"place": 3, "trace": str(traces[0])})
+    assert row["runs"] == []
+    assert "ends without trace_closed" in row["wrong"]
+
+
+@pytest.mark.usefixtures("two_workers")
+def test_many_traces_are_folded_at_once_as_one_by_one(traces: list[Path]) -> None:
+    pytest.importorskip("pandas", reason="Ray's datasets need pandas (kvclaims[ray])")
+    told: list[str] = []
+    there = audit_traces(traces, 2, told.append)
+    here = audit(traces)
+    assert there.to_json() == here.to_json()
+    assert [run.run_id for run in there.runs] == ["run-0", "run-1", "run-2", "run-3"]
+    assert len(told) == 4
+    traces[2].write_text("not a trace")
+    with pytest.raises(TraceError, match=r"trace-2\.jsonl"):
+        audit_traces(traces, 2, told.append)
 
 
 @pytest.mark.usefixtures("two_workers")
