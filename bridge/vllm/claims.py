@@ -517,7 +517,7 @@ class ClaimBook:
         if least is None or room < least or claim.granted.kind is not PredicateKind.LEADING:
             reason = f"exceeds what the tier's {self.tier.blocks} blocks leave"
             return self._refuse(claim, reason, 0, headroom)
-        claim.granted = Predicate(PredicateKind.LEADING, room)
+        claim.granted = claim.granted.clipped(room)
         claim.keys = claim.keys[:room]
         return self._accept(claim, Decision.CLIPPED, "clipped to the tier", 0, headroom)
 
