@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from kvclaims.checker import behaviour, lending
 from kvclaims.checker.stepcode import Compiler, Shadow, Step
-from kvclaims.checker.stepterms import TermDrawer
+from kvclaims.checker.stepterms import FORMS, TermDrawer
 from kvclaims.spec import elastic, pool
 from kvclaims.spec.language import (
     BOOL,
@@ -254,7 +254,8 @@ def _as_told(sort: Sort, value: Any) -> Any:
 
 def check_terms(rounds: int) -> str | None:
     """Which term of a machine means something else as text, None if none does."""
-    return next(filter(None, (_check_terms(machine, rounds) for machine in MACHINES)), None)
+    machines = (*MACHINES, FORMS)
+    return next(filter(None, (_check_terms(machine, rounds) for machine in machines)), None)
 
 
 def _check_terms(machine: Machine, rounds: int) -> str | None:

@@ -292,10 +292,10 @@ class _Writer:
     def _some(self, var: Var, body: Term) -> str:
         """Most often there is nothing to look at, or nothing more to ask of what is there."""
         found = self._narrow(var, body)
-        if len(found) != 1 or found[0].index is None:
+        if len(found) != 1 or not found[0].index:
             return f"any({self._each(var, body, self.term(body))})"
         there = f"({found[0].index} in {found[0].of})"
-        if isinstance(body, App):
+        if isinstance(body, App) and len(body.args) == 2:
             return there
         return f"({there} and any({self._each(var, body, self.term(body))}))"
 
@@ -372,45 +372,44 @@ class _Writer:
         none where only everything will do.  `hidden` variables have no value there."""
         asserted = (self._asserted(var, part, hidden) for part in conjuncts(condition))
         options = [option for option in asserted if option]
-        return min(options, key=lambda option: sum(1 + one.cost for one in option), default=())
+        return min(options, key=lambda option: sum(not one.index for one in option), default=())
 
     def _asserted(self, var: Var, part: Term, hidden: tuple[Var, ...]) -> tuple[_Source, ...]:
         match part:
             case Op("lt", (Lit(0, _), App(symbol, (argument,)))) if argument == var:
-                return (self._all_of(symbol, 2),)
+                return (self._all_of(symbol),)
             case Op("or", (one, other)):
                 both = self._narrow(var, one, hidden), self._narrow(var, other, hidden)
                 return both[0] + both[1] if all(both) else ()
             case Bind("some", bound, body):
                 return self._narrow(var, body, (*hidden, bound))
-            case App(symbol, args) if var in args and symbol.range == BOOL:
+            case App(_, args) if var in args:
                 return (self._placed(var, part, hidden),)
         return ()
 
     def _placed(self, var: Var, part: App, hidden: tuple[Var, ...]) -> _Source:
         mine = part.args.index(var)
         if len(part.args) == 1:
-            return self._all_of(part.symbol, 1)
+            return self._all_of(part.symbol)
         for i, other in enumerate(part.args):
             if isinstance(other, Var) and other != var and other not in hidden:
                 index, name = self.grip(str(i), part.symbol), self.name(other)
                 found = f"p[{mine}] for p in {index}.get({name}, ())"
                 text = f"[{found}]" if len(part.args) == 2 else f"{{{found}}}"
-                return _Source(text, 0, name, index)
-        return _Source(self.grip(str(mine), part.symbol), 1)
+                return _Source(text, name, index)
+        return _Source(self.grip(str(mine), part.symbol))
 
-    def _all_of(self, symbol: Symbol, cost: int) -> _Source:
-        return _Source(f"[p[0] for p in {self.grip('values', symbol)}]", cost)
+    def _all_of(self, symbol: Symbol) -> _Source:
+        return _Source(f"[p[0] for p in {self.grip('values', symbol)}]")
 
 
 @dataclass(frozen=True)
 class _Source:
-    """An expression for values of a variable; the `cost` of one that another element finds is 0:
-    it looks for `index` in `of`, which has no empty entries."""
+    """An expression for values of a variable; best is one that another element finds: it looks
+    for `index` in `of`, which has no empty entries."""
 
     text: str
-    cost: int
-    index: str | None = None
+    index: str = ""
     of: str = ""
 
 
@@ -471,7 +470,7 @@ def _where(update: Update) -> Term:
             counter == update.target
         ):
             return condition
-        case Lit(literal, of) if of == BOOL and not literal:
+        case Lit(literal, _) if not literal:
             return update.target
         case Op("and", _) if update.target in conjuncts(update.value):
             return update.target

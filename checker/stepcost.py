@@ -11,9 +11,11 @@ from itertools import count
 from types import FrameType
 from typing import Any, Final
 
+from kvclaims.checker.behaviour import HEARD
 from kvclaims.checker.monitor import Monitor
-from kvclaims.checker.stepcode import ORIGIN
+from kvclaims.checker.stepcode import ORIGIN, Compiler, Shadow
 from kvclaims.spec import claims, pool
+from kvclaims.spec.composed import CLAIMS
 from kvclaims.spec.interface import PoolStep
 
 Told = tuple[Any, ...]
@@ -44,6 +46,8 @@ _A_LIFE: Final[tuple[Told, ...]] = (
 
 def check_cost() -> str | None:
     """Which step costs more where the pool holds more, though it touches no more; None if none."""
+    if (cost := tick_costs(_GROUP)) != (wanted := tick_costs(1)):
+        return f"tick: {cost} instructions, not {wanted}, where more claims have no duration"
     small, much = costs(1, 1, 1), costs(_GROUP, 1, 1)
     more = costs(_GROUP, _GROUP, _GROUP)
     for step, cost in small.items():
@@ -75,6 +79,19 @@ def costs(held: int, covered: int, free: int) -> dict[tuple[int, str], int]:
     if watching.violations:
         raise AssertionError(f"the monitor objects to a lawful life: {watching.violations[0]}")
     return found
+
+
+def tick_costs(timeless: int) -> int:
+    """Instructions of one unit of time, which one claim has left, beside so many without end."""
+    machine = HEARD.machine
+    shadow = Shadow(machine)
+    for i in range(1 + timeless):
+        shadow.meet(claims.CLAIM, f"c{i}")
+    shadow.set(CLAIMS.symbol(claims.left), ("c0",), 2)
+    step = Compiler(shadow).action(machine.action("tick"))
+    with _Instructions() as counted:
+        step.changes(0)
+    return counted.count
 
 
 def _introduce(

@@ -23,7 +23,28 @@ from kvclaims.spec.language import (
 
 DEPTH: Final = 4
 
-_CONDITIONS: Final = ("not", "and", "or", "implies", "eq", "le", "lt", "some", "every", "symbol")
+_ONE: Final = Sort("One")
+_OTHER: Final = Sort("Other")
+_COLOUR: Final = Sort("Colour", ("red", "green", "blue"))
+
+FORMS: Final = Machine(
+    "forms",
+    "What no machine has that runs are judged by, and the language does.",
+    (
+        Symbol("between", (_ONE, _ONE, _OTHER), rigid=True),
+        Symbol("painted", (_ONE, _COLOUR), rigid=True),
+        Symbol("mixed", (_COLOUR, _COLOUR, _OTHER), rigid=True),
+        Symbol("shade", (_OTHER,), _COLOUR, rigid=True),
+        Symbol("weight", (_ONE, _OTHER), INT, rigid=True),
+    ),
+    init=(),
+    actions=(),
+    properties=(),
+)
+
+_CONDITIONS: Final = (
+    *("not", "and", "or", "implies", "eq", "le", "lt", "positive", "some", "every", "symbol"),
+)
 _NUMBERS: Final = ("add", "sub", "ite", "total", "count", "symbol", "literal")
 
 
@@ -33,7 +54,9 @@ class TermDrawer:
     def __init__(self, machine: Machine, rng: random.Random) -> None:
         self._rng = rng
         self._symbols = [s for s in machine.symbols if all(_is_plain(d) for d in s.domain)]
-        enumerated = dict.fromkeys(s.range for s in self._symbols if s.range.values)
+        self._numeric = [s for s in self._symbols if s.range in NUMERIC]
+        sorts = dict.fromkeys(sort for s in self._symbols for sort in (*s.domain, s.range))
+        enumerated = [sort for sort in sorts if sort.values]
         self._sorts: Sequence[Sort] = (*machine.sorts, *enumerated, BOOL)
         self._bound = 0
 
@@ -52,6 +75,9 @@ class TermDrawer:
                 return Op(kind, parts)
             case "le" | "lt":
                 return Op(kind, (self._number(depth - 1, scope), self._number(depth - 1, scope)))
+            case "positive":
+                number, loose = self._applied(scope, self._numeric)
+                return self._around(Lit(0, INT) < number, loose)
             case "eq":
                 return self._equal(scope)
             case "some" | "every":
@@ -88,7 +114,7 @@ class TermDrawer:
                 return Bind("total", var, Op("ite", (body, Lit(1, INT), Lit(0, INT))))
             case "literal":
                 return Lit(self._rng.randrange(3), INT)
-        return self._around(*self._applied(scope, [s for s in self._symbols if s.range in NUMERIC]))
+        return self._around(*self._applied(scope, self._numeric))
 
     def _applied(self, scope: tuple[Var, ...], symbols: list[Symbol]) -> tuple[App, Sequence[Var]]:
         """A symbol at variables that are bound, and what is still to be bound."""
@@ -97,6 +123,9 @@ class TermDrawer:
         args: list[Term] = []
         loose: list[Var] = []
         for sort in symbol.domain:
+            if sort.values and self._rng.randrange(2):
+                args.append(Lit(self._rng.randrange(len(sort.values)), sort))
+                continue
             there = [var for var in (*scope, *loose) if var.sort == sort]
             if not there:
                 loose.append(self._var(sort))
@@ -117,4 +146,4 @@ class TermDrawer:
 
 
 def _is_plain(sort: Sort) -> bool:
-    return sort != BOOL and sort not in NUMERIC and not sort.values
+    return sort != BOOL and sort not in NUMERIC

@@ -22,8 +22,9 @@ from kvclaims.checker.stepcheck import (
     drawn,
     terms_of,
 )
-from kvclaims.checker.stepcode import Compiler, Table, _operation
-from kvclaims.checker.stepcost import check_cost, costs
+from kvclaims.checker.stepcode import Compiler, Shadow, Table, _operation
+from kvclaims.checker.stepcost import check_cost, costs, tick_costs
+from kvclaims.checker.stepterms import FORMS
 from kvclaims.spec import pool
 from kvclaims.spec.composition import symbols_of
 from kvclaims.spec.language import BOOL, Bind, Lit, Machine, Symbol, Term, Update, Var, every, some
@@ -83,6 +84,18 @@ def test_most_terms_are_not_the_same_in_every_state_that_is_drawn(machine: Machi
     assert len(constant) <= len(closed) // 3
 
 
+def test_a_relation_of_three_is_asked_for_all_of_its_places() -> None:
+    """Somebody stands between two others; nobody between one and himself."""
+    between = next(symbol for symbol in FORMS.symbols if symbol.name == "between")
+    one, other = (Var(sort.name, sort) for sort in (between.domain[0], between.domain[2]))
+    shadow = Shadow(FORMS)
+    shadow.set(between, ("a", "b", "c"), True)
+    value = Compiler(shadow).term(some(one, between(one, one, other)))
+    assert not value({other: "c"})
+    shadow.set(between, ("a", "a", "c"), True)
+    assert value({other: "c"})
+
+
 def test_a_plain_reading_reads_element_by_element() -> None:
     claim, block = Var("c", pool.CLAIM), Var("b", pool.BLOCK)
     state = Drawn(
@@ -138,6 +151,14 @@ def test_a_step_costs_the_same_in_a_larger_pool() -> None:
     assert small == more
     turned_away = next(step for step in small if step[1] == "turn_away")
     assert costs(1, 5, 1)[turned_away] > small[turned_away] > 0
+
+
+def test_time_passes_at_the_cost_of_what_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tick_costs(1) == tick_costs(20) > 0
+    monkeypatch.setattr(stepcode, "_where", lambda _: Lit(True, BOOL))
+    monkeypatch.setattr(stepcode, "_TEXTS", {})
+    assert tick_costs(1) < tick_costs(20)
+    assert (check_cost() or "").startswith("tick")
 
 
 def test_an_index_has_no_empty_entries_and_holds_what_was_there_before_it() -> None:
