@@ -9,8 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any, Final
+
+from packaging.requirements import Requirement
 
 from kvclaims.checker import engines
 from kvclaims.checker.promela import spin
@@ -23,7 +25,8 @@ OPTIONAL: Final = {
     "dd": "exploration by BDDs (explore --by symbolic)",
     "ray": "work on many processes and machines (--workers ray:N)",
     "prometheus-client": "metrics (watch URL)",
-    "pyarrow": "traces as Parquet",
+    "pyzmq": "KV events live (audit tcp://HOST:PORT)",
+    "msgspec": "KV events live (audit tcp://HOST:PORT)",
     "playwright": "tests of report.html in a browser",
 }
 """Packages that a part of the commands needs, and what for."""
@@ -33,7 +36,6 @@ PROGRAMS: Final = {
 }
 """Programs of the system: the Debian package, and what for."""
 
-NEEDED: Final = ("z3-solver", "hypothesis", "networkx", "pydot", "click", "rich", "jinja2")
 INSTALL: Final = "pip install "
 
 
@@ -87,7 +89,7 @@ def doctor() -> DoctorReport:
     return DoctorReport(
         (
             _python(),
-            *(_package(name) for name in NEEDED),
+            *(_package(name) for name in needed()),
             *(_engine(name) for name in engines.names()),
             *(_optional(name, use) for name, use in OPTIONAL.items()),
             *(_program(name, *told) for name, told in PROGRAMS.items()),
@@ -99,6 +101,12 @@ def doctor() -> DoctorReport:
             _memory(),
         )
     )
+
+
+def needed() -> list[str]:
+    """The packages that this one declares to depend on, without its extras."""
+    declared = [Requirement(text) for text in requires("kvclaims") or ()]
+    return sorted(r.name for r in declared if r.marker is None or "extra" not in str(r.marker))
 
 
 def _python() -> Finding:

@@ -130,8 +130,9 @@ class LowerReport:
     def lines(self) -> Iterator[str]:
         yield f"{self.profile.id}: {self.profile.title} ({self.profile.version}): {self.verdict}"
         for mode in self.modes:
-            claim = "" if mode.mode.claims is mode.lowering else f" (claims {mode.mode.claims})"
-            yield f"  {mode.verdict:9} {mode.mode.protection:15} {mode.lowering}{claim}"
+            said = mode.mode.claims
+            told = "" if said is mode.lowering else f"; the profile claims {said}: {mode.verdict}"
+            yield f"  {mode.mode.protection:15} {mode.lowering}{told}"
             for reason in mode.reasons:
                 yield f"            {reason}"
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +24,13 @@ def test_all_that_is_needed_is_here() -> None:
     assert doctor().verdict is Verdict.HOLDS
     assert set(found()) >= {"python", "z3-solver", "engine reference", "torch", "gpu", "cores"}
     assert found()["engine reference"].found
+
+
+def test_what_is_needed_is_what_the_package_declares() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    declared = tomllib.loads(text)["project"]["dependencies"]
+    assert physician.needed() == sorted(re.split(r"[<>=]", one)[0] for one in declared)
+    assert all(found()[name].needed for name in physician.needed())
 
 
 def test_a_missing_engine_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,6 +291,17 @@ def test_published_verdicts_come_out_the_same(name: str, protection: Protection)
     assert mode.lowering is PUBLISHED[name, protection]
 
 
+def test_a_line_says_what_follows_and_what_more_was_claimed() -> None:
+    profile = profiles.load("vllm-claims")
+    (hard,) = (mode for mode in profile.modes if mode.protection is Protection.HARD)
+    alone = replace(profile, modes=(hard,))
+    assert list(lower.lower(alone, holds).lines())[1] == "  hard_protected  adapter (policy)"
+    more = replace(profile, modes=(replace(hard, claims=Lowering.NATIVE),))
+    (_, line, *_) = lower.lower(more, holds).lines()
+    told = "adapter (policy); the profile claims native: VIOLATED"
+    assert line == f"  hard_protected  {told}"
+
+
 def test_a_profile_that_supports_nothing_shows_nothing() -> None:
     assert lower.lower(profiles.load("dynamo"), holds).verdict is Verdict.UNKNOWN
 
