@@ -61,4 +61,4 @@ format: setup ## format the code
 	@$(BIN)/ruff format .
 
 clean: ## remove the environment and everything that was built
-	rm -rf .venv build dist site gate counterexamples kvclaims.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site gate counterexamples kvclaims.egg-info examples/*/build examples/*/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
