@@ -102,9 +102,22 @@ def check_monitor(name: str, nth: int) -> str | None:
     world = Stage(PINNED[name]())
     for state in world.states(nth):
         watching = world.monitor()
-        wrong = _steps(world, watching, state) or _told(world, watching, state)
+        wrong = (
+            _unknown(world, watching)
+            or _steps(world, watching, state)
+            or _told(world, watching, state)
+        )
         if wrong:
             return f"{name}: {wrong}"
+    return None
+
+
+def _unknown(world: Stage, watching: Monitor) -> str | None:
+    """Whoever was introduced is known, before any step speaks of it."""
+    for sort in (pool.BLOCK, claims.CLAIM, pool.REQUEST):
+        there = {world.name(sort, i) for i in range(world.instance.sizes[sort.name])}
+        if (found := set(watching.shadow.known[sort])) != there:
+            return f"knows {sorted(found)}, not {sorted(there)}"
     return None
 
 

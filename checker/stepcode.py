@@ -17,6 +17,7 @@ from typing import Any, Final
 from kvclaims.spec.language import (
     BOOL,
     NUMERIC,
+    TRUE,
     Action,
     App,
     Bind,
@@ -474,4 +475,4 @@ def _where(update: Update) -> Term:
             return update.target
         case Op("and", _) if update.target in conjuncts(update.value):
             return update.target
-    return Lit(True, BOOL)
+    return TRUE

@@ -15,10 +15,14 @@ from kvclaims.spec.language import (
     Lit,
     Machine,
     Op,
+    Property,
     Sort,
     Symbol,
     Term,
     Var,
+    count,
+    eq,
+    every,
 )
 
 DEPTH: Final = 4
@@ -27,11 +31,14 @@ _ONE: Final = Sort("One")
 _OTHER: Final = Sort("Other")
 _COLOUR: Final = Sort("Colour", ("red", "green", "blue"))
 
+_between: Final = Symbol("between", (_ONE, _ONE, _OTHER), rigid=True)
+_x, _y, _z = Var("x", _ONE), Var("y", _ONE), Var("z", _OTHER)
+
 FORMS: Final = Machine(
     "forms",
     "What no machine has that runs are judged by, and the language does.",
     (
-        Symbol("between", (_ONE, _ONE, _OTHER), rigid=True),
+        _between,
         Symbol("painted", (_ONE, _COLOUR), rigid=True),
         Symbol("mixed", (_COLOUR, _COLOUR, _OTHER), rigid=True),
         Symbol("shade", (_OTHER,), _COLOUR, rigid=True),
@@ -39,7 +46,14 @@ FORMS: Final = Machine(
     ),
     init=(),
     actions=(),
-    properties=(),
+    properties=(
+        Property(
+            "B1",
+            "each is counted once",
+            every(_y, every(_z, count(_x, _between(_x, _y, _z)) <= count(_x, eq(_x, _x)))),
+            "Of all that stand between two, each counts once, whoever else it stands between.",
+        ),
+    ),
 )
 
 _CONDITIONS: Final = (
@@ -60,9 +74,9 @@ class TermDrawer:
         self._sorts: Sequence[Sort] = (*machine.sorts, *enumerated, BOOL)
         self._bound = 0
 
-    def draw(self, count: int) -> Iterator[Term]:
+    def draw(self, so_many: int) -> Iterator[Term]:
         """So many terms, conditions and numbers by turns."""
-        for number in range(count):
+        for number in range(so_many):
             yield self._condition(DEPTH, ()) if number % 2 else self._number(DEPTH, ())
 
     def _condition(self, depth: int, scope: tuple[Var, ...]) -> Term:
