@@ -1,6 +1,7 @@
 """Claims in vLLM: the paper's runs beside ours, a soak, and what claims cost.
 
     python benchmarks/serving.py paper              arXiv 2605.24259: litmus, sweep, live run
+    python benchmarks/serving.py witness            arXiv 2606.01387: failed loads, whole engine
     python benchmarks/serving.py soak               100,000 requests on the allocator
     python benchmarks/serving.py soak --engine vllm-engine --requests 2000
     python benchmarks/serving.py overhead           one step with 0, 1 and 10,000 idle claims
@@ -12,31 +13,36 @@ What is run stands in `kvclaims.bridge.vllm.serving_bench`.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
+from collections.abc import Sequence
 
 import figures
 from figures import Figure
 
 from kvclaims.bridge.vllm import serving_bench as bench
+from kvclaims.bridge.vllm import witness
 from kvclaims.spec.interface import EngineMissing
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["paper", "soak", "overhead"])
-    parser.add_argument("--engine", default="vllm")
+    parser.add_argument("what", choices=["paper", "witness", "soak", "overhead"])
+    parser.add_argument("--engine", help="vllm, or vllm-engine (the witness's own choice)")
     parser.add_argument("--requests", type=figures.at_least_one, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     figures.options(parser, "serving")
     given = parser.parse_args()
     try:
         if given.what == "paper":
-            code, found = show_paper(given.engine)
+            code, found = show_paper(given.engine or "vllm")
+        elif given.what == "witness":
+            code, found = show_witness(given.engine or "vllm-engine", given.seed)
         elif given.what == "overhead":
             code, found = show_overhead()
         else:
-            code, found = show_soak(given.engine, given.requests, given.seed)
+            code, found = show_soak(given.engine or "vllm", given.requests, given.seed)
     except EngineMissing as error:
         print(f"serving: {error}", file=sys.stderr)
         return 2
@@ -48,13 +54,29 @@ Shown = tuple[int, list[Figure]]
 
 
 def show_paper(engine: str) -> Shown:
-    rows = bench.paper(engine)
+    return beside("paper", engine, bench.paper(engine))
+
+
+def show_witness(engine: str, seed: int) -> Shown:
+    logging.getLogger("kvclaims.tier").setLevel(logging.ERROR)  # copies are spoilt on purpose
+    found = witness.witness(engine, witness.RUNS, seed, lambda text: print(text, file=sys.stderr))
+    code, figures_ = beside("witness", engine, [*found.figures(witness.RUNS)])
+    print("\n| runs | | claim at the end |\n|---|---|---|")
+    for (kind, phase), count in sorted(found.ends.items()):
+        print(f"| {kind} | {count} | {phase} |")
+    for problem in found.problems:
+        print(f"PROBLEM {problem}")
+    return int(code or bool(found.problems)), figures_
+
+
+def beside(what: str, engine: str, rows: Sequence[bench.Figure]) -> Shown:
+    """The papers' numbers and ours."""
     print("| run | quantity | paper | ours |\n|---|---|---|---|")
     for row in rows:
         print(f"| {row.run} | {row.quantity} | {row.paper} | {row.ours} |")
     differ = sum(row.paper != row.ours for row in rows)
     print(f"\n{len(rows)} figures, {differ} differ")
-    agree = Figure(f"paper on {engine}", len(rows) - differ, "figures agree", "same", tolerance=1)
+    agree = Figure(f"{what} on {engine}", len(rows) - differ, "figures agree", "same", tolerance=1)
     return int(differ > 0), [agree]
 
 

@@ -356,6 +356,8 @@ class ClaimLife:
     was_accepted: bool = False
     was_materialized: bool = False
     blocks: dict[int, int] = field(default_factory=dict)
+    contents: dict[int, str | None] = field(default_factory=dict)
+    """Of a claim that a tier may keep: what each position stands for, as far as it was told."""
     tier: str | None = None
     """Where it was last offloaded to."""
     loads: int = 0
@@ -401,6 +403,8 @@ class RequestLife:
     waited_on: tuple[str, ...] = ()
     is_short: bool = False
     """Not all of what was last loaded for it is right."""
+    failed: str | None = None
+    """The content that was the first not to be."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -553,6 +557,8 @@ class Fold:
         if not claim.responsible:
             self._break("L2", f"claim {claim.claim_id} protects a block while {claim.phase}")
         claim.blocks[event.data["position"]] = event.data["block_id"]
+        if claim.protection is Protection.OFFLOADABLE:
+            claim.contents[event.data["position"]] = event.prefix_id
         self._covers.setdefault(event.data["block_id"], {})[claim.claim_id] = None
         self.tables.covered(claim.claim_id, event.data["block_id"])
         self._taken.pop(claim.claim_id, None)
@@ -667,6 +673,12 @@ class Fold:
                 "O2",
                 f"a failed restore is blamed on claim {claim.claim_id}, and no load fell short "
                 f"for request {event.request_id}",
+            )
+        elif event.prefix_id != request.failed or request.failed not in claim.contents.values():
+            self._break(
+                "O2",
+                f"a failed restore of content {request.failed} is blamed on claim "
+                f"{claim.claim_id}, which has no such content",
             )
         self._names_tier(claim, event)
         claim.failed = True
@@ -800,6 +812,7 @@ class Fold:
             self._break("O2", f"request {request.request_id} loaded more than it asked for")
         request.state = "running"
         request.is_short = event.data["loaded"] < event.data["blocks"]
+        request.failed = event.prefix_id if request.is_short else None
         self._loaded_blocks += event.data["loaded"]
 
     def _blame(self, request: RequestLife, blockers: Iterable[str]) -> None:

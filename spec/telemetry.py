@@ -86,6 +86,8 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
 `active_request_blocks` tells a request's whole table whenever it grew, and which of its blocks are
 on loan from which claim; `active_request_found` comes before a deferral or refusal and says which
 blocks it hits and which promised contents it would compute, as pairs of claim and position.
+`prefix_id` of a load that fell short, and of `restoration_failed`, is the first content that was
+not right; an offloadable claim tells with each block which content it stands for.
 `before` and `after` of a harm are predicate records `{"holds", "leading", "survivors"}`;
 `predicate` and `granted` are `{"kind", "start", "n"}`; block counts are in blocks, `duration`
 in the runtime's time units (null: no end)."""

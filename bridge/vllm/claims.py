@@ -382,10 +382,12 @@ class ClaimBook:
                 claim.away.discard(position)
                 claim.returned += 1
 
-    def restore_failed(self, claim_id: str, request: str, reason: str) -> None:
-        """A load for the claim has failed: it ends, and is told to be the one concerned (O2)."""
+    def restore_failed(self, claim_id: str, request: str, key: str, reason: str) -> None:
+        """The load of a content for the claim has failed: the claim ends, and is told to be the
+        one concerned (O2)."""
         claim = self.claims[claim_id]
-        self._emit("restoration_failed", claim, tier=FILES, reason=reason, request_id=request)
+        told = {"request_id": request, "prefix_id": key}
+        self._emit("restoration_failed", claim, tier=FILES, reason=reason, **told)
         _, survivors = self._survival(claim)
         if survivors == claim.footprint:  # computed again meanwhile: kept, but not restored
             self._finish(claim, Phase.DEMOTED)
@@ -626,7 +628,7 @@ class ClaimBook:
         self._link(claim, block)
         self._unwant(claim, position)
         self._tell(claim, "cover", b=block, pays=pays)
-        self._emit("resident_block_materialized", claim, position=position, block_id=block)
+        self._tell_covered(claim, position, block)
 
     def _move(self, claim: Claim, position: int, copy: int) -> None:
         """A position stands on another copy of its content from now on."""
@@ -634,7 +636,13 @@ class ClaimBook:
         claim.cover[position] = copy
         self._link(claim, copy)
         self._tell(claim, "cover", b=copy, pays=False)
-        self._emit("resident_block_materialized", claim, position=position, block_id=copy)
+        self._tell_covered(claim, position, copy)
+
+    def _tell_covered(self, claim: Claim, position: int, block: int) -> None:
+        """Of what a tier keeps, with the content: a failed restore is told by it."""
+        named = {"prefix_id": claim.key_at(position)} if claim.offloadable else {}
+        told = {"position": position, "block_id": block, **named}
+        self._emit("resident_block_materialized", claim, **told)
 
     def _uncover(self, claim: Claim, position: int) -> None:
         """A responsible claim no longer covers `position`, and wants it again."""
@@ -798,10 +806,7 @@ class ClaimBook:
         )
 
     def _emit(self, event: str, claim: Claim, **data: Any) -> None:
+        data.setdefault("prefix_id", claim.key_at(claim.granted.positions[-1]))
         self._recorder.emit(
-            event,
-            claim_id=claim.spec.claim_id,
-            generation=claim.spec.generation,
-            prefix_id=claim.key_at(claim.granted.positions[-1]),
-            **data,
+            event, claim_id=claim.spec.claim_id, generation=claim.spec.generation, **data
         )

@@ -59,9 +59,7 @@ class Offloading:
         name = enforcer.alias(request.request_id)
         for claim_id in self._owners(contents, Phase.OFFLOADED):
             self._book.required(claim_id, name)
-        record = enforcer.requests.records.get(name)
-        if record is not None:
-            enforcer.requests.loading(record, count)
+        enforcer.load_started(request, count)
 
     def orders(self) -> Orders:
         """What the worker does in the step that was just scheduled."""
@@ -91,11 +89,11 @@ class Offloading:
         enforcer = self._enforcer
         name = enforcer.alias(load.request_id)
         record = enforcer.requests.records.get(name)
-        if record is not None and record.state == "loading":
-            enforcer.requests.loaded(record, len(load.moves), good)
-        if good == len(load.moves):
+        content = None if good == len(load.moves) else load.contents[good]
+        if record is not None and record.state in ("loading", "ending"):
+            enforcer.requests.loaded(record, len(load.moves), good, content)
+        if content is None:
             return
-        content = load.contents[good]
         reason = results.broken.get(load.moves[good].name, "the copy was not loaded")
         _LOG.warning("a copy is refused (%s): %s", load.moves[good].name[:16], reason)
         concerned = self._owners([content], Phase.RESTORING)
@@ -103,7 +101,7 @@ class Offloading:
         self.tier.lost(content)
         with enforcer.observer.operation():
             for claim_id in concerned:
-                self._book.restore_failed(claim_id, name, reason)
+                self._book.restore_failed(claim_id, name, content, reason)
             for claim_id in kept:
                 self._book.copy_lost(claim_id, content)
             self._book.given_up([content])

@@ -109,12 +109,15 @@ class RequestLog:
         record.state = "loading"
         self._emit("external_load_started", record, blocks=blocks)
 
-    def loaded(self, record: RequestRecord, blocks: int, good: int) -> None:
+    def loaded(
+        self, record: RequestRecord, blocks: int, good: int, failed: str | None = None
+    ) -> None:
         """Of the blocks that a transfer was to fill, `good` ones in a row are right.  A request
         that still wants them goes on as one that runs."""
         if record.state == "loading":
             record.state = "running"
-        self._emit("external_load_finished", record, blocks=blocks, loaded=good)
+        data = {} if failed is None else {"prefix_id": failed}
+        self._emit("external_load_finished", record, blocks=blocks, loaded=good, **data)
 
     def grew(self, record: RequestRecord, blocks: list[int], lent: list[list[Any]]) -> None:
         """The request's whole table, and the blocks in it that claims lent."""
@@ -166,7 +169,8 @@ class RequestLog:
         return True
 
     def _emit(self, event: str, record: RequestRecord, **data: Any) -> None:
-        self._recorder.emit(event, request_id=record.request_id, prefix_id=record.prefix_id, **data)
+        named = {"request_id": record.request_id, "prefix_id": record.prefix_id}
+        self._recorder.emit(event, **{**named, **data})
 
 
 def _feasibility(outcome: Outcome, blocked: Blocked) -> dict[str, Any]:

@@ -286,7 +286,6 @@ class Life:
 
     def __init__(self, whole: bool, seed: int, folder: Path, report: SoakReport) -> None:
         self._chance = random.Random(seed)
-        self._whole = whole
         self._report = report
         self._trace = folder / "trace.jsonl"
         size, usable = (32, 48) if whole else (4, 48)
@@ -405,16 +404,9 @@ class Life:
 
     def _spoil(self) -> None:
         """A copy in the tier goes bad."""
-        driver = self._pool.driver
-        if not self._whole:
-            copies = sorted(driver.tier.copies)
-            if copies:
-                driver.tier.broken.add(self._chance.choice(copies))
-        elif files := driver.tier_files():
-            path = self._chance.choice(files)
-            whole = bytearray(path.read_bytes())
-            whole[self._chance.randrange(len(whole))] ^= 1 << self._chance.randrange(8)
-            path.write_bytes(whole)
+        copies = self._pool.enforcer.offloading.tier.copies
+        if copies:
+            spoil(self._pool.driver, self._chance.choice(sorted(copies.values())), self._chance)
 
     def _end(self) -> None:
         """Everything that runs ends, every claim ends, and the pool is looked at."""
@@ -464,6 +456,19 @@ class Life:
         if report.verdict is not Verdict.HOLDS:
             found = [str(v) for run in report.runs for v in run.fold.violations]
             self._report.problems += found[:3] or [str(report.verdict)]
+
+
+def spoil(driver: Any, copy: str, chance: random.Random) -> None:
+    """The copy of this name goes bad in the tier: a bit of its file turns over, or, where copies
+    are pretended, it is one that is found out."""
+    files = getattr(driver, "tier_files", None)
+    if files is None:
+        driver.tier.broken.add(copy)
+        return
+    (path,) = (path for path in files() if path.stem == copy)
+    whole = bytearray(path.read_bytes())
+    whole[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+    path.write_bytes(whole)
 
 
 # -- what idle claims cost -------------------------------------------------------------------------

@@ -122,6 +122,11 @@ class Tier:
     def keeps(self, content: str) -> bool:
         return content in self._copies
 
+    @property
+    def copies(self) -> dict[str, str]:
+        """Every content that is kept, with the name of its copy."""
+        return dict(self._copies)
+
     def fits(self, contents: Sequence[str]) -> int:
         """How many of these contents, from the first on, can be promised room."""
         room = self.blocks - len(self._promised)

@@ -60,3 +60,51 @@ def test_a_step_is_priced_beside_more_idle_claims_than_blocks() -> None:
     costs = overhead(rounds=1, steps=2)
     assert [cost.claims for cost in costs] == ["vLLM's own scheduler", "0", "1", "10,000"]
     assert all(cost.microseconds > 0 for cost in costs)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_witness_says_whose_restore_failed_and_no_others(seed: int) -> None:
+    from kvclaims.bridge.vllm.witness import PAPER, RUNS, witness
+
+    few = dict.fromkeys(RUNS, 2)
+    found = witness("vllm", few, seed, lambda _: None)
+    assert found.problems == []
+    figures = {figure.quantity: figure.ours for figure in found.figures(few)}
+    assert figures == dict(zip(PAPER, ("2/2", "0/8", "12/12"), strict=True))
+    assert (sum(RUNS.values()), RUNS["claimed"]) == (131, 30)
+    assert found.ends == {
+        ("claimed", "harmed"): 2,
+        ("unclaimed", "released"): 2,
+        ("wrong-claim", "offloaded"): 2,
+        ("recompute", "offloaded"): 2,
+        ("no-event", "offloaded"): 2,
+        ("restored", "materialized"): 2,
+    }
+
+
+def test_a_connector_that_blames_every_claim_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvclaims.bridge.vllm.offloading import Offloading
+    from kvclaims.bridge.vllm.witness import witness
+
+    monkeypatch.setattr(Offloading, "_owners", lambda self, *_: [*self._book.claims])
+    found = witness("vllm", {"wrong-claim": 1}, 0, lambda _: None)
+    assert (found.recognised["wrong-claim"], found.valid["wrong-claim"]) == (1, 0), found
+
+
+def test_a_copy_that_is_served_without_a_look_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from kvclaims.bridge.vllm.simulated import SimulatedTier
+    from kvclaims.bridge.vllm.witness import witness
+
+    work = SimulatedTier.work
+
+    def trusting(self: SimulatedTier, orders: object) -> object:
+        for name in self.broken:
+            self.copies[name] = ("wrong", "", ())
+        self.broken.clear()
+        return work(self, orders)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SimulatedTier, "work", trusting)
+    found = witness("vllm", {"claimed": 1}, 0, lambda _: None)
+    assert any("are wrong" in problem for problem in found.problems), found

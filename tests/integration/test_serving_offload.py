@@ -187,7 +187,7 @@ def test_a_copy_that_is_not_right_is_not_served(tmp_path: Path, policy: str, wro
 def sorted_names(shop: Shop, label: str, blocks: int) -> list[str]:
     """The names of the copies of this content, in order."""
     keys = content_ids(tokens_of((Segment(label, blocks),), SIZE), SIZE)
-    return [shop.pool.enforcer.offloading.tier._copies[key] for key in keys]
+    return [shop.pool.enforcer.offloading.tier.copies[key] for key in keys]
 
 
 def test_a_failed_load_that_nobody_claims_is_blamed_on_nobody(shop: Shop) -> None:

@@ -56,7 +56,7 @@ def begins(name: str = "c", protection: str = "offloadable") -> list[Line]:
         *(
             (
                 "resident_block_materialized",
-                {**claim("", name)[1], "position": p, "block_id": p + 1},
+                {**claim("", name)[1], "position": p, "block_id": p + 1, "prefix_id": f"{name}{p}"},
             )
             for p in (0, 1)
         ),
@@ -72,9 +72,11 @@ ASKED = [
 REQUIRED = claim("restoration_required", tier="files", blocks=2, request_id="r")
 STARTED = request("external_load_started", blocks=2)
 LOADED = request("external_load_finished", blocks=2, loaded=2)
-SHORT = request("external_load_finished", blocks=2, loaded=1)
+SHORT = request("external_load_finished", blocks=2, loaded=1, prefix_id="c1")
 RESTORED = claim("restored", tier="files", blocks=2)
-FAILED = claim("restoration_failed", tier="files", reason="checksum", request_id="r")
+FAILED = claim(
+    "restoration_failed", tier="files", reason="checksum", request_id="r", prefix_id="c1"
+)
 HARMED = claim("harmed", cause="fault", before=STOOD, after=GONE)
 SERVED = [
     request("active_request_finished", outcome="served", blocks=2),
@@ -149,6 +151,12 @@ def twins() -> Iterator[tuple[str, list[Line], str]]:
     wrong = (FAILED[0], {**FAILED[1], "claim_id": "other"})
     blamed = [*begins("other"), *instead(REFUSE, FAILED, wrong)]
     yield "blamed on another claim, which is on the device", blamed, "O2"
+    away = [*begins("other"), (OFFLOADED[0], {**OFFLOADED[1], "claim_id": "other"})]
+    awaited = (REQUIRED[0], {**REQUIRED[1], "claim_id": "other"})
+    both = [*away, *instead(instead(REFUSE, REQUIRED, REQUIRED, awaited), FAILED, FAILED, wrong)]
+    yield "blamed on another claim too, which is required as well", both, "O2"
+    elsewhere = (FAILED[0], {**FAILED[1], "prefix_id": "c0"})
+    yield "blamed for a content that did not fail", instead(REFUSE, FAILED, elsewhere), "O2"
     yield "another's failure, never submitted", instead(REFUSE, FAILED, wrong), "T2"
 
 
