@@ -42,7 +42,8 @@ class TellingConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self.on_send: Callable[[Any], None] | None = None
 
     def _offered(self, request: Any) -> int:
-        return min(self.offers.get(request.request_id, 0), request.num_tokens // self.block_size)
+        whole = int(request.num_tokens) // self.block_size
+        return min(self.offers.get(request.request_id, 0), whole)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -409,11 +410,13 @@ class ClaimEnforcer(Reactions):
             usable=self.usable,
             promises=self.book.promises(),
             active=active,
-            need=self._blocks(request.num_tokens) - len(hits) + asked.get("reserved_blocks", 0),
+            need=self._blocks(request.num_tokens) - len(hits),
             holds=frozenset(hits),
             materializes={c: frozenset(positions) for c, positions in materializes.items()},
         )
         found = judge(situation)
+        if found.outcome is Outcome.SERVED:
+            situation, found = _kept_for_others(situation, asked.get("reserved_blocks", 0))
         return Blocked(request, situation, found, free, drawn=len(draws), hits=tuple(hits))
 
     def scheduled(self) -> None:
@@ -515,6 +518,17 @@ class ClaimEnforcer(Reactions):
                 params = dict(output.kv_transfer_params or {})
                 params[VERDICT] = {**params.get(VERDICT, {}), **told}
                 output.kv_transfer_params = params
+
+
+def _kept_for_others(situation: Situation, blocks: int) -> tuple[Situation, Judgement]:
+    """A request that fits, but for so many blocks that vLLM keeps free for those which it admitted
+    before: it waits for them.  It is never turned away for that, as it passes with them (F4)."""
+    room = situation.usable - len(situation.holds) - situation.need
+    longer = replace(situation, need=situation.need + min(blocks, room))
+    found = judge(longer)
+    if found.outcome is Outcome.DEFERRED:
+        return longer, found
+    return situation, judge(situation)
 
 
 def _verdict(judgement: Judgement) -> dict[str, Any]:

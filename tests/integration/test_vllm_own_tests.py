@@ -21,12 +21,21 @@ pytestmark = [
 ]
 
 FILES = (
-    "test_scheduler.py",
-    "test_async_scheduler.py",
-    "test_deferred_block_free.py",
-    "test_prefix_replay.py",
-    "test_swa_inflight_window_free.py",
-    "test_worker_slot_overflow.py",
+    "core/test_scheduler.py",
+    "core/test_async_scheduler.py",
+    "core/test_deferred_block_free.py",
+    "core/test_prefix_caching.py",
+    "core/test_prefix_replay.py",
+    "core/test_priority_preemption_bug.py",
+    "core/test_priority_scheduler_random.py",
+    "core/test_swa_inflight_window_free.py",
+    "core/test_worker_slot_overflow.py",
+    "kv_connector/unit/test_cache_pollution_prevention.py",
+    "kv_connector/unit/test_error_propagation.py",
+    "kv_connector/unit/test_invalid_blocks_correctness.py",
+    "kv_connector/unit/test_kv_load_failure_recovery.py",
+    "kv_connector/unit/test_remote_decode_lifecycle.py",
+    "kv_connector/unit/test_remote_prefill_lifecycle.py",
 )
 
 NO_MODEL = "Invalid repository ID or local directory specified"
@@ -54,7 +63,7 @@ def test_they_pass_with_claims_in_force(tmp_path: Path) -> None:
     folder = tmp_path / "facebook" / "opt-125m"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(OPT))
-    own = Path(SDIST) / "tests" / "v1" / "core"
+    own = Path(SDIST) / "tests" / "v1"
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "--noconftest", "-q", "-rf", "--tb=line"),
