@@ -87,6 +87,8 @@ class Knowledge:
         """For each step dispatched and not complete, the requests that it computes for."""
         self.requests: dict[str, KnownRequest] = {}
         self.aborted: set[str] = set()
+        self.taken: set[str] = set()
+        """Contents that a fault took at some time."""
         self.claims: dict[str, KnownClaim] = {}
         self.ends: dict[str, int] = {}
         self._queue: list[str] = []
@@ -164,6 +166,8 @@ class Knowledge:
                 self.ends[fields["claim"]] = self.now + fields["duration"]
             case "abort":
                 self.aborted.add(fields["request"])
+            case "lose":
+                self.taken.add(self.lost_key(operation))
             case "load":
                 request = self.requests[fields["request"]]
                 first = request.hits + fields["blocks"]

@@ -354,6 +354,9 @@ class Supervisor:
         yield from observing.let_go(operation, before, after, under_way=bool(self.known.under_way))
         yield from self._came_back(one)
         yield from self._given_up_on(one)
+        exact = self.known.config.in_flight == 1 and not self.known.config.drafts
+        if self.known.has_windows and exact:
+            yield from windowed.left_behind(self.known, before, after, one.events, one.steps)
         yield from judged_events(one, self.known)
         yield from survival(after, self.known, self.serving.unwritten(), self._lasting(after))
         self.known.note(one.events)

@@ -35,6 +35,34 @@ def longest_hit(keys: Sequence[str], resident: Collection[str], config: PoolConf
     return next(n for n in range(len(keys), -1, -1) if is_hit(n))
 
 
+def left_behind(
+    known: Knowledge,
+    before: Observation,
+    after: Observation,
+    events: Sequence[Event],
+    steps: Sequence[PoolStep],
+) -> Iterator[Broken]:
+    """What a request is said to leave for reuse when it ends can be found, in every group as far as
+    a hit on all of it reads (T2): it held it until now, so nothing but a fault took it."""
+    made = {step.args["k"] for step in steps if step.action == "register"}
+    found = made | before.resident.keys() | after.resident.keys()
+    for event in events:
+        if event.event != "future_reuse_admitted":
+            continue
+        request = known.requests[event.request_id or ""]
+        full = (len(request.tokens) - 1) // known.config.block_size
+        for group, window in enumerate(known.config.windows):
+            for position in in_window(full, window, known.config.block_size):
+                key = request.keys[position]
+                if in_group(key, group) not in found and key not in known.taken:
+                    yield (
+                        "T2",
+                        f"request {request.name} is said to leave its content for reuse, and block "
+                        f"{position} of KV group {group} cannot be found",
+                    )
+                    return
+
+
 def judged(
     known: Knowledge,
     head: KnownRequest,

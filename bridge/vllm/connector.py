@@ -35,6 +35,9 @@ class TellingConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self.sends = False
         self.offers: dict[str, int] = {}
         """Request → full blocks from position 0 that there are for it."""
+        self.asked: set[str] = set()
+        """Requests that it has been asked about; `slow` ones are told nothing the first time."""
+        self.slow: set[str] = set()
         self.loading: dict[str, Transfer] = {}
         self.sending: list[str] = []
         """Requests that were served, and whose blocks a transfer still reads."""
@@ -48,6 +51,10 @@ class TellingConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
+        is_new = request.request_id not in self.asked
+        self.asked.add(request.request_id)
+        if is_new and request.request_id in self.slow:
+            return None, False  # to be asked again
         news = max(0, self._offered(request) * self.block_size - num_computed_tokens)
         return news, news > 0
 

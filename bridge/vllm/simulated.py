@@ -45,6 +45,9 @@ _Slot = tuple[str, str, tuple[int, ...]]
 
 _BLANK: Final[_Slot] = ("", "", ())
 
+_QUICK: Final = 2
+"""Blocks of external tokens up to which the connector knows at once that it has them."""
+
 _WRONG_GUESS: Final = GENERATED_TOKEN + 1
 """A draft that turns out wrong: never what is generated."""
 
@@ -229,6 +232,8 @@ class SimulatedDriver:
         inputs = self._inputs(spec) if spec.modality else None
         if spec.external:
             self._connector.offers[spec.request_id] = spec.external
+            if spec.external > _QUICK:
+                self._connector.slow.add(spec.request_id)
         self._domains[spec.request_id] = spec.domain
         self._accepts[spec.request_id] = spec.accepts
         return setup.make_request(

@@ -228,6 +228,14 @@ def test_a_hit_too_short_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "P5" in run.broken("dispatch")
 
 
+def test_what_is_not_left_behind_in_some_group_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(40, windows=(0, 8))
+    window = run.scheduler.kv_cache_manager.coordinator.single_type_managers[1]
+    monkeypatch.setattr(window, "cache_blocks", lambda *_, **__: None)
+    run("submit", request="r", content=[["A", 2, 1]])
+    assert "T2" in run.broken("step")
+
+
 def test_a_wait_that_nothing_explains_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(40, windows=(0, 8))
     run("submit", request="r", content=[["A", 2]])
