@@ -51,20 +51,63 @@ def read_kinds(path: Path = KINDS) -> tuple[Kind, ...]:
     return tuple(kinds)
 
 
+EQUIVALENT, POLICY, UNSPOKEN = "equivalent", "policy only", "no words for it"
+REASONS: Final = {
+    EQUIVALENT: "nothing that any rule speaks of can come out otherwise",
+    POLICY: "what changes is owed by no rule",
+    UNSPOKEN: "a rule may break, in what the runtime interface has no words for",
+}
+"""Why a mutant is not caught by our checks, though nothing more is to be done about it here."""
+
+WHY: Final = "mutants-why.toml"
+"""The name of the file of reasons, beside the engine's planted faults."""
+
+OPEN: Final = "not explained"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why our checks do not catch a mutant: its kind, and in words what was read in the engine."""
+
+    kind: str
+    why: str
+
+
+def read_reasons(path: Path, drawn: Drawn) -> dict[str, Reason]:
+    """Mutant → why our checks do not catch it; nothing where there is no such file.
+
+    Raises `BadOperation` for a mutant that was not drawn, a kind that is none, or no words.
+    """
+    if not path.is_file():
+        return {}
+    names = {mutant.name for mutant in drawn.mutants}
+    found: dict[str, Reason] = {}
+    for table in tomllib.loads(path.read_text(encoding="utf-8"))["reason"]:
+        reason = Reason(table["kind"], table["why"])
+        if reason.kind not in REASONS or not reason.why:
+            raise BadOperation(f"{path.name}: {reason.kind!r} says nothing of why")
+        for name in table["mutants"]:
+            if name not in names or name in found:
+                raise BadOperation(f"{path.name}: not drawn, or explained twice: {name}")
+            found[name] = reason
+    return found
+
+
 def page(
     drawn: Drawn,
     results: Results,
     root: Path,
     faults: Mapping[str, Sequence[Fault]],
     findings: Mapping[str, str],
+    reasons: Mapping[str, Reason] | None = None,
 ) -> str:
     """The whole page.  `root` holds the engine's package; `faults` are the planted ones by engine;
-    `findings` are the known findings with the rule of each."""
+    `findings` are the known findings with the rule of each; `reasons` say why mutants live."""
     parts = [
         _head(drawn, results),
         _kinds(faults, findings),
         _planted(results, faults),
-        _mutants(drawn, results, root),
+        _mutants(drawn, results, root, reasons or {}),
     ]
     return "\n".join(line for part in parts for line in (*part, "")).rstrip() + "\n"
 
@@ -143,7 +186,9 @@ def fate_of(ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None) ->
     return {(True, True): BOTH, (True, False): OURS, (False, True): THEIRS}.get(caught, NEITHER)
 
 
-def _mutants(drawn: Drawn, results: Results, root: Path) -> Iterator[str]:
+def _mutants(
+    drawn: Drawn, results: Results, root: Path, reasons: Mapping[str, Reason]
+) -> Iterator[str]:
     ours, theirs = (_latest(results, side) for side in _SIDES)
     run = [m for m in drawn.mutants if m.name in ours or m.name in theirs]
     fates = {m.name: fate_of(ours.get(m.name), theirs.get(m.name)) for m in run}
@@ -170,13 +215,34 @@ def _mutants(drawn: Drawn, results: Results, root: Path) -> Iterator[str]:
         f"{len(theirs)}."
     )
     yield ""
+    yield from _explained(fates, reasons)
     reached = results.last("reach", CONTROL)
-    yield "| mutant | ours | theirs | caught by |"
-    yield "|---|---|---|---|"
+    yield "| mutant | ours | theirs | caught by | why not by ours |"
+    yield "|---|---|---|---|---|"
     for fate in FATES:
         for mutant in (m for m in run if fates[m.name] == fate):
             mine = _cell(ours.get(mutant.name)) + _reason(mutant, ours, reached, root)
-            yield f"| {_shown(mutant)} | {mine} | {_cell(theirs.get(mutant.name))} | {fate} |"
+            told = reasons.get(mutant.name) if fate in (THEIRS, NEITHER) else None
+            why = f"{told.kind}: {_plain(told.why)}" if told else ""
+            row = (_shown(mutant), mine, _cell(theirs.get(mutant.name)), fate, why)
+            yield f"| {' | '.join(row)} |"
+
+
+def _explained(fates: Mapping[str, str], reasons: Mapping[str, Reason]) -> Iterator[str]:
+    """How many of those that our checks have not caught are explained, and by what."""
+    meanings = "; ".join(f"*{kind}*: {what}" for kind, what in REASONS.items())
+    yield f"Why ours did not catch a mutant, as read in the engine's source. {meanings}."
+    yield ""
+    yield f"| why not by ours | {THEIRS} | {NEITHER} |"
+    yield "|---|---|---|"
+    kinds = {name: reasons[name].kind if name in reasons else OPEN for name in fates}
+    for kind in (*REASONS, OPEN):
+        counts = [
+            sum(1 for name, f in fates.items() if f == fate and kinds[name] == kind)
+            for fate in (THEIRS, NEITHER)
+        ]
+        yield f"| {kind} | {counts[0]} | {counts[1]} |"
+    yield ""
 
 
 def _control(row: Mapping[str, Any] | None) -> Iterator[str]:

@@ -47,7 +47,7 @@ WEIGHTS: Final[dict[str, int]] = {
 
 MORE: Final[dict[Feature, dict[str, int]]] = {
     Feature.DISPATCH: {"dispatch": 4, "complete": 5},
-    Feature.EXTERNAL: {"load": 3},
+    Feature.EXTERNAL: {"load": 5},
     Feature.SLEEP: {"sleep": 1, "wake": 1},
     Feature.OFFLOAD: {"offload": 2, "restore": 2},
 }
@@ -89,10 +89,10 @@ def draw_config(code: bytes, block_size: int, features: frozenset[Feature]) -> P
         more["drafts"] = 1 + digits.below(3)
     if Feature.OFFLOAD in features and digits.below(2):
         more["host_blocks"] = 1 + digits.below(usable)
-    if Feature.WINDOWS in features and digits.one_in(6):
+    if Feature.WINDOWS in features and digits.one_in(8):
         window = block_size * (1 + digits.below(3)) + digits.among((0, 0, 1, -1))
         more["windows"] = digits.among(
-            ((window,), (0, window), (0, window), (window, 0), (0, window, 3 * block_size))
+            ((window,), (0, window), (0, window, window), (window, 0), (0, window, 3 * block_size))
         )
     limit = digits.below(3)
     if Feature.EXTERNAL in features and "windows" not in more and digits.one_in(2):
@@ -100,10 +100,11 @@ def draw_config(code: bytes, block_size: int, features: frozenset[Feature]) -> P
     return PoolConfig(usable, block_size, limit, **more)
 
 
-def _weights(features: frozenset[Feature]) -> dict[str, int]:
+def _weights(features: frozenset[Feature], config: PoolConfig) -> dict[str, int]:
+    """Operations that can do something in this pool: nothing loads without a connector."""
     weights = dict(WEIGHTS)
     for feature, kinds in MORE.items():
-        if feature in features:
+        if feature in features and not (feature is Feature.EXTERNAL and not config.connector):
             weights |= kinds
     return weights
 
@@ -124,13 +125,15 @@ class Drawer:
         self._spoken: list[list[list[Any]]] = []
         """Contents used so far: prefixes are shared, and claims are materialized."""
         self._claimed: dict[str, list[list[Any]]] = {}
-        chosen = weights or _weights(features)
+        chosen = weights or _weights(features, config)
         self._kinds = [kind for kind, weight in chosen.items() for _ in range(weight)]
 
     def draw(self, code: bytes, seen: Observation) -> dict[str, Any]:
         """One operation as `spec.operations.parse` reads it."""
         digits = Digits(code)
         kind = digits.among(self._kinds)
+        if kind == "load" and not self._loading(seen) and not digits.one_in(8):
+            kind = "step"
         chosen = self._choices.get(kind)
         return {"op": kind, **(chosen(self, digits, seen) if chosen else {})}
 
@@ -146,7 +149,7 @@ class Drawer:
             chosen["admit_reuse"] = False
         if self._config.policy == PRIORITY:
             chosen["priority"] = digits.below(3)
-        if self._config.connector and digits.one_in(2):
+        if self._config.connector and digits.below(3):
             chosen["external"] = 1 + digits.below(4)
         if self._config.drafts:
             chosen["accepts"] = digits.below(self._config.drafts + 1)
@@ -232,11 +235,15 @@ class Drawer:
             return {"request": digits.among(fit)}
         return {"request": f"r{1 + digits.below(1 + self._requests)}"}
 
+    def _loading(self, seen: Observation) -> bool:
+        return any(view.state in ("loading", "ending") for view in seen.requests.values())
+
     def _load(self, digits: Digits, seen: Observation) -> dict[str, Any]:
-        return {
-            **self._request(digits, seen, "loading", "ending"),
-            "blocks": digits.among((1, 2, 3, 0, 1, 4)),
-        }
+        """The end of a transfer: whole, or some blocks short; now and then more than there are."""
+        chosen = self._request(digits, seen, "loading", "ending")
+        view = seen.requests.get(chosen["request"])
+        most = max(1, len(view.blocks) - view.hit_blocks) if view else 1
+        return {**chosen, "blocks": digits.among((most, 1, most - 1, 0, most, 2))}
 
     def _loss(self, digits: Digits, seen: Observation) -> dict[str, Any]:
         content = self._content(digits, seen)

@@ -93,6 +93,7 @@ def ours(given: argparse.Namespace) -> int:
         for line in detection.pass_over(mutants, stage.effort, Path(info.path).parent, results):
             print(line)
         waiting = [m for m in mutants if results.wants("ours", m, stage.effort)]
+        waiting.sort(key=lambda m: not (results.last("theirs", m.name) or {"by": ""})["by"])
         for mutant in detection.share(waiting, given.share)[: given.limit]:
             if given.seconds and time.monotonic() - STARTED > given.seconds:
                 return 0
@@ -178,7 +179,9 @@ def page(_: argparse.Namespace) -> int:
     findings = {finding.name: finding.rule for finding in detection.known_findings(engine)}
     results = detection.Results(RESULTS, version)
     root = Path(info.path).parent
-    told = detectionpage.page(found, results, root, planted, findings)
+    assert engine.faults is not None
+    reasons = detectionpage.read_reasons(engine.faults.with_name(detectionpage.WHY), found)
+    told = detectionpage.page(found, results, root, planted, findings, reasons)
     PAGE.write_text(told, encoding="utf-8")
     return 0
 

@@ -25,10 +25,13 @@ from kvclaims.checker.detectionpage import (
     HALF,
     NEITHER,
     OURS,
+    POLICY,
     THEIRS,
+    Reason,
     fate_of,
     page,
     read_kinds,
+    read_reasons,
 )
 from kvclaims.checker.enginemutants import Place, Places
 from kvclaims.checker.engines import find
@@ -134,14 +137,38 @@ def test_the_page_tells_what_was_not_run(tmp_path: Path) -> None:
     vllm, reference = find("vllm"), find("reference")
     planted = {e.name: faults_of(e) for e in (vllm, reference)}
     findings = {f.name: f.rule for f in detection.known_findings(vllm)}
-    told = page(Drawn((MUTANT, other), 9), results, tmp_path, planted, findings)
-    assert "Of 2 mutants by operator, 2 were run against our checks and 1 against" in told
+    results.put(
+        "theirs", other, 20, Answer("their tests", "t/test_pool.py::test_take"), 1.0, tests=7
+    )
+    why = {other.name: Reason(POLICY, "a | is no rule")}
+    told = page(Drawn((MUTANT, other), 9), results, tmp_path, planted, findings, why)
+    assert "Of 2 mutants by operator, 2 were run against our checks and 2 against" in told
     assert "| ours only | 1 |" in told
-    assert "| one side only was run | 1 |" in told
+    assert "| one side only was run | 0 |" in told
+    assert "| policy only | 1 | 0 |" in told
     assert "Our checks caught 1 of the 2 mutants" in told
-    assert "`a \\| b` ⇒ nothing | lives, not reached | not run |" in told
+    assert (
+        "`a \\| b` ⇒ nothing | lives, not reached | test_pool.py::test_take | theirs only "
+        "| policy only: a \\| is no rule |" in told
+    )
     assert "with the same seeds and 6,000 operations: nothing is broken." in told
     assert "| hash-unmapped | B3 |" in told
+
+
+def test_reasons_are_of_mutants_that_were_drawn(tmp_path: Path) -> None:
+    path, drawn = tmp_path / "why.toml", Drawn((MUTANT,), 9)
+    assert read_reasons(path, drawn) == {}
+    text = '[[reason]]\nkind = "{}"\nwhy = "{}"\nmutants = ["{}"]\n'
+    path.write_text(text.format(POLICY, "order only", MUTANT.name))
+    assert read_reasons(path, drawn) == {MUTANT.name: Reason(POLICY, "order only")}
+    for kind, why, name in (
+        (POLICY, "", MUTANT.name),
+        ("luck", "w", MUTANT.name),
+        (POLICY, "w", "x"),
+    ):
+        path.write_text(text.format(kind, why, name))
+        with pytest.raises(BadOperation):
+            read_reasons(path, drawn)
 
 
 def test_the_smallest_statement_around_a_line(tmp_path: Path) -> None:
