@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -69,8 +70,9 @@ class Served:
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[Served]:
-    """Start the OpenAI-compatible server with claims in force, and stop it."""
+def server(folder: Path, *, as_group: bool = False) -> Iterator[Served]:
+    """Start the OpenAI-compatible server with claims in force, and stop it; `as_group` stops all of
+    its processes at once, as a terminal or a container does."""
     trace = folder / "trace.jsonl"
     with setup.model_folder(4096) as model, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -82,12 +84,16 @@ def server(folder: Path) -> Iterator[Served]:
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment(),
+            start_new_session=as_group,
         )
         try:
             wait(f"http://127.0.0.1:{port}/health", process, folder / "server.log")
             yield Served(f"http://127.0.0.1:{port}", trace)
         finally:
-            process.terminate()
+            if as_group:
+                os.killpg(process.pid, signal.SIGTERM)
+            else:
+                process.terminate()
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:

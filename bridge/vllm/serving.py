@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
@@ -96,11 +97,35 @@ def settings_of(scheduler: Any) -> Settings | None:
 
 
 def open_door() -> None:
-    """Give vLLM's engine core the method that leads to the desk of its scheduler; idempotent."""
-    from vllm.v1.engine.core import EngineCore
+    """Give vLLM's engine core the method that leads to the desk of its scheduler, and let it end
+    the trace as soon as its loop has ended; idempotent.
 
-    if not hasattr(EngineCore, DOOR):
-        setattr(EngineCore, DOOR, _through_the_door)
+    What the core does after its loop a second signal may cut short: it heeds none while it loops,
+    and where a signal reaches all processes at once, its parent sends it another.
+    """
+    from vllm.v1.engine import core
+
+    if hasattr(core.EngineCore, DOOR):
+        return
+    setattr(core.EngineCore, DOOR, _through_the_door)
+    for kind in (core.EngineCoreProc, getattr(core, "DPEngineCoreProc", None)):
+        if kind is not None and "run_busy_loop" in vars(kind):
+            kind.run_busy_loop = _ending_the_trace(kind.run_busy_loop)
+
+
+def _ending_the_trace(loop: Callable[[Any], None]) -> Callable[[Any], None]:
+    """An engine core's loop, after which nothing happens that a trace would tell of."""
+
+    @wraps(loop)
+    def looped(core: Any) -> None:
+        try:
+            loop(core)
+        finally:
+            serving = getattr(core.scheduler, "serving", None)
+            if serving is not None:
+                serving.close()
+
+    return looped
 
 
 def _through_the_door(core: Any, message: str) -> str:

@@ -260,3 +260,16 @@ def test_the_trace_on_disk_is_whole(served: Any) -> None:
     events = [parse_event(line) for line in lines]
     assert [event.seq for event in events] == list(range(len(events)))
     assert len(in_order(Path(served.trace))) > 1
+
+
+def test_a_signal_to_all_of_its_processes_leaves_a_whole_trace(tmp_path: Path) -> None:
+    """The engine core is told to stop twice then: by the signal, and by its parent (T3)."""
+    from serving_world import prompt, server
+
+    from kvclaims.checker.audit import audit
+
+    with server(tmp_path, as_group=True) as running:
+        claim = {"claim_id": "c", "duration": 500}
+        assert running.complete(prompt(1, 5), claim=claim).status_code == 200
+    (run,) = audit([tmp_path / "trace.jsonl"]).runs
+    assert [str(life.outcome) for life in run.fold.requests.values()] == ["served"]
