@@ -3,14 +3,20 @@
 Three dialects are read from JSON lines (or one JSON array): vLLM's event batches as published over
 ZMQ, Dynamo's router events, and TensorRT-LLM's cache events.  Each becomes the same few steps
 (stored, removed, cleared) over a set of resident hashes; a stream is judged by what it says itself:
-numbers that skip, repeat or run back (T1), a removal of what is not resident, a block stored below
-a parent that is not, a hash removed while a copy of it remained (B8).  Of a block that may have
-come in a part of the stream that is not there, nothing is said.
+numbers or times that skip, repeat or run back (T1), a removal of what is not resident, a block
+stored below a parent that is not, a hash removed while a copy of it remained (B8).  Of a block that
+may have come in a part of the stream that is not there, nothing is said.
+
+Tiers below the device are told more loosely, by vLLM's own design: their stores come in any order
+(each carries its parent's hash), a hash that is told several times is removed as often, and a clear
+empties the device alone.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -27,21 +33,27 @@ Kind = Literal["stored", "removed", "cleared"]
 @dataclass(frozen=True)
 class Step:
     """One event: `hashes` in chain order below `parent`; `place` is the worker, rank, window or
-    tier that the event speaks of (hashes at different places are different blocks)."""
+    tier that the event speaks of (hashes at different places are different blocks).  `group` is the
+    window or group of layers, empty where none is told; `on_device` is False for the tiers below.
+    """
 
     kind: Kind
     place: str
     hashes: tuple[str, ...] = ()
     parent: str | None = None
+    group: str = ""
+    on_device: bool = True
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What was sent under one number; `source` counts by itself."""
+    """What was sent under one number; `source` counts by itself.  `time` is in seconds on a clock
+    of the sender, None where none is told."""
 
     number: int
     source: str
     steps: tuple[Step, ...]
+    time: float | None = None
 
 
 Raw = Mapping[str, Any]
@@ -53,7 +65,8 @@ Raw = Mapping[str, Any]
 def _vllm(raw: Raw) -> Batch:
     """`{"seq", "ts", "events": [{"type": "BlockStored", …}], "data_parallel_rank"}`."""
     source = f"rank {raw.get('data_parallel_rank') or 0}"
-    return Batch(_whole(raw["seq"]), source, tuple(_vllm_step(e, source) for e in raw["events"]))
+    steps = tuple(_vllm_step(e, source) for e in raw["events"])
+    return Batch(_whole(raw["seq"]), source, steps, _time(raw.get("ts")))
 
 
 def _vllm_step(event: Any, source: str) -> Step:
@@ -62,20 +75,30 @@ def _vllm_step(event: Any, source: str) -> Step:
         kind, *values = event
         names = _VLLM_FIELDS.get(kind, ())
         event = {"type": kind, **dict(zip(names, values, strict=False))}
-    place = f"{source}, {event.get('medium') or 'GPU'}"
+    medium = event.get("medium") or _DEVICE
+    if not isinstance(medium, str):
+        raise TraceError(f"a medium is a text, not {medium!r}")
+    place = f"{source}, {medium}"
     for name in ("group_idx", "locality", "ownership"):
         if (value := event.get(name)) is not None:
             place += f", {name.removesuffix('_idx')} {value}"
+    group = "" if event.get("group_idx") is None else f"group {event['group_idx']}"
+    elsewhere = event.get("locality") not in (None, "LOCAL") or event.get("ownership") is not None
+    on_device = medium.upper() == _DEVICE and not elsewhere
     match event["type"]:
         case "BlockStored":
-            parent = event.get("parent_block_hash")
-            return Step("stored", place, _hashes(event["block_hashes"]), _hash(parent))
+            hashes, parent = _hashes(event["block_hashes"]), _hash(event.get("parent_block_hash"))
+            return Step("stored", place, hashes, parent, group, on_device)
         case "BlockRemoved":
-            return Step("removed", place, _hashes(event["block_hashes"]))
+            hashes = _hashes(event["block_hashes"])
+            return Step("removed", place, hashes, group=group, on_device=on_device)
         case "AllBlocksCleared":
             return Step("cleared", source)
     raise TraceError(f"unknown event {event['type']!r}")
 
+
+_DEVICE: Final = "GPU"
+"""vLLM's word for the device, on whatever device it runs."""
 
 _VLLM_FIELDS: Final = {
     "BlockStored": (
@@ -101,15 +124,18 @@ def _dynamo(raw: Raw) -> Batch:
     source = f"worker {raw['worker_id']}" + (f" rank {rank}" if rank else "")
     tier = raw.get("storage_tier")
     place = f"{source}, {tier}" if tier else source
+    on_device = tier in (None, "", "device")
     data = event["data"]
     if data == "cleared" or (isinstance(data, dict) and "cleared" in data):
-        step = Step("cleared", source)
+        step = Step("cleared", source, on_device=on_device)
     elif "stored" in data:
         stored = data["stored"]
         hashes = _hashes([block["block_hash"] for block in stored["blocks"]])
-        step = Step("stored", place, hashes, _hash(stored.get("parent_hash")))
+        parent = _hash(stored.get("parent_hash"))
+        step = Step("stored", place, hashes, parent, on_device=on_device)
     else:
-        step = Step("removed", place, _hashes(data["removed"]["block_hashes"]))
+        hashes = _hashes(data["removed"]["block_hashes"])
+        step = Step("removed", place, hashes, on_device=on_device)
     return Batch(_whole(event["event_id"]), source, (step,))
 
 
@@ -117,15 +143,16 @@ def _tensorrt(raw: Raw) -> Batch:
     """`{"event_id", "data": {"type": "created" | "stored" | "removed" | "updated", …}}`."""
     source = f"rank {raw.get('attention_dp_rank') or 0}"
     data = raw["data"]
-    place = f"{source}, window {raw.get('window_size') or 'full'}"
+    window = f"window {raw.get('window_size') or 'full'}"
+    place = f"{source}, {window}"
     match data["type"]:
         case "stored":
             hashes = _hashes([block["block_hash"] for block in data["blocks"]])
             steps: tuple[Step, ...] = (
-                Step("stored", place, hashes, _hash(data.get("parent_hash"))),
+                Step("stored", place, hashes, _hash(data.get("parent_hash")), window),
             )
         case "removed":
-            steps = (Step("removed", place, _hashes(data["block_hashes"])),)
+            steps = (Step("removed", place, _hashes(data["block_hashes"]), group=window),)
         case "created" | "updated":
             steps = ()
         case other:
@@ -145,7 +172,18 @@ _DIALECTS: Final[Mapping[str, tuple[frozenset[str], Callable[[Raw], Batch]]]] = 
 def _whole(value: Any) -> int:
     if type(value) is not int:
         raise TraceError(f"an event number is a whole number, not {value!r}")
+    if value < 0:
+        raise TraceError(f"an event number is at least 0, not {value}")
     return value
+
+
+def _time(value: Any) -> float | None:
+    """A time that no other can be compared with would hide one that runs back."""
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise TraceError(f"a time is a finite number, not {value!r}")
+    return float(value)
 
 
 def _hash(value: Any) -> str | None:
@@ -242,15 +280,24 @@ class Replay:
     """The resident hashes of each place, and what the stream got wrong."""
 
     resident: dict[str, set[str]] = field(default_factory=dict)
-    twice: dict[str, set[str]] = field(default_factory=dict)
-    """Hashes that were stored again while resident: a second copy, as far as events tell."""
+    groups: dict[str, str] = field(default_factory=dict)
+    """The group of each place that blocks were told of."""
+    below: set[str] = field(default_factory=set)
+    """The places below the device."""
+    copies: dict[str, Counter[str]] = field(default_factory=dict)
+    """How often a hash was stored again while resident: further copies, as far as events tell."""
     removed_early: dict[str, set[str]] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
+    times: dict[str, float] = field(default_factory=dict)
+    """When each source sent its last number."""
     sent: dict[str, dict[int, tuple[Step, ...]]] = field(default_factory=dict)
     """What each source sent under each number."""
     broken: set[str] = field(default_factory=set)
     """Sources that may have stored and removed what this stream does not tell: it began in the
     middle, or numbers are missing, and nothing was cleared since."""
+    unsure: set[str] = field(default_factory=set)
+    """Places below the device that a clear may have emptied; a source where that is any of its
+    places below the device, since what they held before was not told."""
     events: int = 0
     unjudged: int = 0
     """Blocks that may have come in what a stream does not tell."""
@@ -259,15 +306,19 @@ class Replay:
     def take(self, batch: Batch) -> None:
         if not self._number(batch):
             return
+        is_late = batch.number < self.last[batch.source]
+        if not is_late:
+            self._time(batch)
         for step in batch.steps:
             self.events += 1
-            match step.kind:
-                case "stored":
-                    self._stored(step, batch)
-                case "removed":
-                    self._removed(step, batch)
-                case "cleared":
-                    self._cleared(step)
+            if step.kind == "cleared":
+                self._cleared(step, batch, is_late)
+                continue
+            self._know(step)
+            if step.kind == "stored":
+                self._stored(step, batch)
+            else:
+                self._removed(step, batch)
 
     def _number(self, batch: Batch) -> bool:
         """Judge the number; False where the batch was only sent again."""
@@ -280,66 +331,103 @@ class Replay:
             return False
         if last is None:
             if number != 0:
-                self._gap(source)
+                self.broken.add(source)
         elif number <= last:
             self._broken("T1", f"{source} goes back from number {last} to {number}", batch)
-            self._gap(source)
+            self.broken.add(source)
             if again:
-                # The same number for something else: it began to count anew.
+                # The same number for something else: it began to count anew, by another clock.
                 sent.clear()
                 self.last[source] = number
+                self.times.pop(source, None)
         elif number > last + 1:
             self._broken("T1", f"{source} skips numbers {last + 1} to {number - 1}", batch)
-            self._gap(source)
+            self.broken.add(source)
         sent[number] = batch.steps
         self.last[source] = max(number, self.last.get(source, number))
         return True
 
-    def _gap(self, source: str) -> None:
-        """What came before may no longer be so."""
-        self.broken.add(source)
-        for known in (self.twice, self.removed_early):
-            for place in _places(known, source):
-                known[place] = set()
+    def _time(self, batch: Batch) -> None:
+        """Judge the time against that of the number before."""
+        if batch.time is None:
+            return
+        last = self.times.get(batch.source, batch.time)
+        if batch.time < last:
+            message = f"{batch.source}: time runs back from {last!r} to {batch.time!r}"
+            self._broken("T1", message, batch)
+        self.times[batch.source] = batch.time
+
+    def _know(self, step: Step) -> None:
+        self.resident.setdefault(step.place, set())
+        self.groups[step.place] = step.group
+        if not step.on_device:
+            self.below.add(step.place)
 
     def _stored(self, step: Step, batch: Batch) -> None:
-        resident = self.resident.setdefault(step.place, set())
-        if step.parent is not None and step.parent not in resident and self._judged(batch):
+        resident = self.resident[step.place]
+        if step.on_device and not self._has_parent(step, batch) and self._judged(step, batch):
             early = step.parent in self.removed_early.get(step.place, ())
             why = "which was removed while a copy remained" if early else "which is not resident"
             self._broken("B8", f"{step.place}: stored below {step.parent}, {why}", batch)
         for one in step.hashes:
             if one in resident:
-                self.twice.setdefault(step.place, set()).add(one)
+                self.copies.setdefault(step.place, Counter())[one] += 1
             resident.add(one)
             self.removed_early.get(step.place, set()).discard(one)
 
+    def _has_parent(self, step: Step, batch: Batch) -> bool:
+        """Whether the block above is in any tier: it may be read from there."""
+        if step.parent is None or step.parent in self.resident[step.place]:
+            return True
+        return any(
+            step.parent in self.resident[place]
+            for place in _places(self.resident, batch.source)
+            if not step.group or self.groups[place] in ("", step.group)
+        )
+
     def _removed(self, step: Step, batch: Batch) -> None:
-        resident = self.resident.setdefault(step.place, set())
+        resident = self.resident[step.place]
+        copies = self.copies.setdefault(step.place, Counter())
         early = self.removed_early.setdefault(step.place, set())
         for one in step.hashes:
             if one not in resident:
-                if not self._judged(batch):
+                if not self._judged(step, batch):
                     continue
                 why = "removed before, while a copy remained" if one in early else "not resident"
                 self._broken("B8", f"{step.place}: removes {one}, {why}", batch)
                 early.discard(one)
-                continue
-            resident.discard(one)
-            if one in self.twice.get(step.place, ()):
-                self.twice[step.place].discard(one)
-                early.add(one)
+            elif not step.on_device and copies[one]:
+                # Below the device each telling is taken back by one of its own.
+                copies[one] -= 1
+            else:
+                resident.discard(one)
+                if copies.pop(one, 0):
+                    early.add(one)
 
-    def _cleared(self, step: Step) -> None:
-        self.broken.discard(step.place)
-        for known in (self.resident, self.twice, self.removed_early):
-            for place in _places(known, step.place):
-                known[place] = set()
+    def _cleared(self, step: Step, batch: Batch, is_late: bool) -> None:
+        """A clear empties the device; of the tiers below nobody knows.  One that comes late says
+        nothing of what was stored under the numbers that came before it."""
+        source = batch.source
+        places = _places(self.resident, source)
+        self.unsure.update(self.below.intersection(places))
+        if source in self.broken:
+            self.unsure.add(source)
+        if not step.on_device:
+            return
+        for place in set(places) - self.below:
+            self.resident[place] = set()
+            self.copies.pop(place, None)
+            self.removed_early.pop(place, None)
+        if not is_late:
+            self.broken.discard(source)
 
-    def _judged(self, batch: Batch) -> bool:
+    def _judged(self, step: Step, batch: Batch) -> bool:
         """Whether what is not resident here cannot have come in a part that is not there."""
-        self.unjudged += batch.source in self.broken
-        return batch.source not in self.broken
+        hidden = batch.source in self.broken or (
+            not step.on_device and not self.unsure.isdisjoint((batch.source, step.place))
+        )
+        self.unjudged += hidden
+        return not hidden
 
     def _broken(self, rule: str, message: str, batch: Batch) -> None:
         said = Violation(
@@ -349,8 +437,9 @@ class Replay:
 
 
 def _printable(text: str) -> str:
-    """JSON can name halves of characters, which no output can carry."""
-    return text.encode(errors="backslashreplace").decode()
+    """A stream can name halves of characters, which no output can carry, and controls that would
+    write lines and colours of their own."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _places(known: Iterable[str], source: str) -> list[str]:

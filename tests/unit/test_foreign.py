@@ -234,6 +234,196 @@ def test_groups_are_told_apart_in_the_wire_form_too(tmp_path: Path) -> None:
     assert judged(tmp_path, lines).verdict is Verdict.HOLDS
 
 
+def lies(line: dict[str, Any], tier: str) -> dict[str, Any]:
+    """The same event of vLLM's or Dynamo's, told of a tier below the device."""
+    if "events" in line:
+        medium = {"host_pinned": "CPU"}[tier]
+        return {**line, "events": [{**event, "medium": medium} for event in line["events"]]}
+    return {**line, "storage_tier": tier}
+
+
+TIERED = pytest.mark.parametrize("name", ["vllm", "dynamo"])
+
+
+@TIERED
+@pytest.mark.parametrize("first", ["child", "parent"])
+def test_a_tier_below_the_device_stores_in_any_order(tmp_path: Path, name: str, first: str) -> None:
+    """vLLM's offload events carry their own parents, so that the order of keys is free."""
+    says: Say = [("stored", [1, 2], None), ("stored", [2], 1), ("stored", [1], None)]
+    if first == "parent":
+        says[1:] = reversed(says[1:])
+    device, *host = DIALECTS[name](says)
+    lines = [device, *(lies(line, "host_pinned") for line in host)]
+    assert judged(tmp_path, lines).verdict is Verdict.HOLDS
+
+
+@TIERED
+def test_a_block_on_the_device_may_lie_below_one_that_is_in_another_tier(
+    tmp_path: Path, name: str
+) -> None:
+    lines = DIALECTS[name]([("stored", [1], None), ("stored", [2], 1), ("stored", [3], 9)])
+    lines[0] = lies(lines[0], "host_pinned")
+    ((rule, message),) = messages(judged(tmp_path, lines))
+    assert rule == "B8"
+    assert message.endswith("stored below 9, which is not resident")
+
+
+def test_a_parent_of_another_window_is_none(tmp_path: Path) -> None:
+    lines = tensorrt([("stored", [1], None), ("stored", [2], 1)])
+    lines[0]["window_size"], lines[1]["window_size"] = 128, 4096
+    assert messages(judged(tmp_path, lines)) == [
+        ("B8", "rank 0, window 4096: stored below 1, which is not resident")
+    ]
+
+
+@TIERED
+def test_what_a_lower_tier_tells_twice_it_takes_back_twice(tmp_path: Path, name: str) -> None:
+    """vLLM's offloaded chunks announce a shared block once each, to be counted."""
+    says: Say = [("stored", [1], None)] * 2 + [("removed", [1], None)] * 3
+    lines = [lies(line, "host_pinned") for line in DIALECTS[name](says)]
+    assert judged(tmp_path, lines[:4]).verdict is Verdict.HOLDS
+    ((rule, message),) = messages(judged(tmp_path, lines))
+    assert rule == "B8"
+    assert message.endswith("removes 1, not resident")
+
+
+@TIERED
+def test_a_clear_of_the_device_says_nothing_of_the_tiers_below(tmp_path: Path, name: str) -> None:
+    says: Say = [
+        ("stored", [1], None),
+        ("stored", [1], None),
+        ("cleared", [], None),
+        ("removed", [1], None),
+        ("removed", [1], None),
+        ("removed", [1], None),
+    ]
+    lines = DIALECTS[name](says)
+    for number in (1, 3, 4):
+        lines[number] = lies(lines[number], "host_pinned")
+    report = judged(tmp_path, lines)
+    ((rule, message),) = messages(report)
+    assert rule == "B8"
+    assert message.endswith("removes 1, not resident")
+    assert report.runs[0].replay.violations[0].seq == 5
+    assert report.runs[0].replay.unjudged == 1
+
+
+def test_a_clear_does_not_tell_what_lay_below_before_a_stream_began(tmp_path: Path) -> None:
+    lines = vllm([("cleared", [], None), ("removed", [1], None), ("removed", [1], None)])
+    lines[1] = lies(lines[1], "host_pinned")
+    late = [{**line, "seq": line["seq"] + 57} for line in lines]
+    ((_, message),) = messages(judged(tmp_path, late))
+    assert message == "rank 0, GPU: removes 1, not resident"
+
+
+@TIERED
+def test_what_a_lower_tier_was_told_to_hold_may_lie_below_what_is_nowhere(
+    tmp_path: Path, name: str
+) -> None:
+    """A chunk at the tail of a prefix is offloaded alone, and carries its parent's hash."""
+    (line,) = DIALECTS[name]([("stored", [2], 1)])
+    assert judged(tmp_path, [lies(line, "host_pinned")]).verdict is Verdict.HOLDS
+
+
+@TIERED
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([("stored", [1], None)], [("stored", [1], None), ("removed", [1], None)]),
+        ([("stored", [1], None), ("removed", [1], None)], []),
+    ],
+)
+def test_a_clear_forgets_the_copies(tmp_path: Path, name: str, before: Say, after: Say) -> None:
+    says: Say = [("stored", [1], None), *before, ("cleared", [], None), *after]
+    lines = DIALECTS[name]([*says, ("removed", [1], None)])
+    ((_, message),) = messages(judged(tmp_path, lines))
+    assert message.endswith("removes 1, not resident")
+
+
+def test_a_clear_of_a_lower_tier_heals_nothing(tmp_path: Path) -> None:
+    _, cleared, removed = dynamo(
+        [("stored", [1], None), ("cleared", [], None), ("removed", [2], None)]
+    )
+    report = judged(tmp_path, [lies(cleared, "host_pinned"), removed])
+    assert (report.verdict, report.runs[0].replay.unjudged) == (Verdict.HOLDS, 1)
+
+
+def test_a_clear_of_a_lower_tier_leaves_the_device(tmp_path: Path) -> None:
+    lines = dynamo(
+        [("stored", [1], None), ("cleared", [], None), ("stored", [2], 1), ("removed", [1], None)]
+    )
+    lines[1] = lies(lines[1], "host_pinned")
+    assert judged(tmp_path, lines).verdict is Verdict.HOLDS
+
+
+@TIERED
+def test_a_clear_that_comes_late_heals_nothing(tmp_path: Path, name: str) -> None:
+    """What was stored after it, in the order of the numbers, is still there."""
+    lines = DIALECTS[name](
+        [
+            ("stored", [1], None),
+            ("cleared", [], None),
+            ("stored", [2], None),
+            ("removed", [2], None),
+        ]
+    )
+    found = messages(judged(tmp_path, [lines[0], lines[2], lines[1], lines[3]]))
+    assert [rule for rule, _ in found] == ["T1", "T1"]
+
+
+def test_a_clear_after_an_engine_began_to_count_anew_heals(tmp_path: Path) -> None:
+    lines = vllm([("stored", [1], None), ("stored", [2], 1)])
+    anew = vllm([("cleared", [], None), ("removed", [1], None)])
+    assert [rule for rule, _ in messages(judged(tmp_path, [*lines, *anew]))] == ["T1", "B8"]
+
+
+def timed(*times: Any) -> list[Any]:
+    lines = vllm([("stored", [n], None) for n in range(len(times))])
+    return [{**line, "ts": time} for line, time in zip(lines, times, strict=True)]
+
+
+def test_time_that_runs_back_is_t1(tmp_path: Path) -> None:
+    report = judged(tmp_path, timed(5.0, 5.0, 1.0, 2))
+    assert messages(report) == [("T1", "rank 0: time runs back from 5.0 to 1.0")]
+    assert report.runs[0].replay.violations[0].seq == 2
+
+
+def test_time_is_that_of_one_clock_and_of_the_order_of_numbers(tmp_path: Path) -> None:
+    lines = timed(1.0, 2.0, 3.0, 4.0)
+    late = messages(judged(tmp_path, [lines[0], lines[2], lines[1], lines[3]]))
+    assert [message.split(" ", 2)[2] for _, message in late] == [
+        "skips numbers 1 to 1",
+        "goes back from number 2 to 1",
+    ]
+    other = [{**line, "data_parallel_rank": 1} for line in timed(0.5)]
+    assert judged(tmp_path, [*lines, *other]).verdict is Verdict.HOLDS
+    anew = [{**line, "events": []} for line in timed(0.5, 0.25)]
+    assert [
+        message.split(" ", 2)[2] for _, message in messages(judged(tmp_path, lines + anew))
+    ] == [
+        "goes back from number 3 to 0",
+        "time runs back from 0.5 to 0.25",
+    ]
+
+
+@pytest.mark.parametrize("time", [float("nan"), float("inf"), "5", True, [5.0]])
+def test_what_is_no_time_is_said(tmp_path: Path, time: Any) -> None:
+    with pytest.raises(TraceError, match="line 2: a time is a finite number, not "):
+        judged(tmp_path, timed(1.0, time))
+
+
+def test_a_stream_writes_no_lines_of_its_own(tmp_path: Path) -> None:
+    forged = "\x1b[31mX\nHOLDS: ok\u202e"
+    removed = {"type": "BlockRemoved", "block_hashes": [forged], "medium": forged}
+    line = {"seq": 0, "events": [removed], "data_parallel_rank": forged}
+    code, out = audited(tmp_path / "forged.jsonl", json.dumps(line).encode())
+    assert code == 1
+    told = "\\x1b[31mX\\nHOLDS: ok\\u202e"
+    assert f"rank {told}, {told}: removes {told}, not resident" in out
+    assert all(one.isprintable() for one in out.splitlines())
+    assert [text for text in out.splitlines() if text.startswith("HOLDS")] == []
+
+
 @pytest.mark.parametrize("field", ["locality", "ownership"])
 def test_copies_that_lie_elsewhere_are_told_apart(tmp_path: Path, field: str) -> None:
     lines = vllm([("stored", [1], None), ("stored", [1], None), ("removed", [1], None)])
@@ -267,6 +457,11 @@ def test_a_stream_without_events_is_vacuous(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ({"seq": "1", "events": []}, "line 2: an event number is a whole number, not '1'"),
+        ({"seq": -1, "events": []}, "line 2: an event number is at least 0, not -1"),
+        (
+            {"seq": 1, "events": [{"type": "BlockRemoved", "block_hashes": [], "medium": ["x"]}]},
+            r"line 2: a medium is a text, not \['x'\]",
+        ),
         ({"seq": 1, "events": [{"type": "Odd"}]}, "line 2: unknown event 'Odd'"),
         ({"seq": 1, "events": [{"type": "BlockStored"}]}, "line 2: not a vLLM KV event"),
         ([], "line 2: not a vLLM KV event"),
