@@ -164,9 +164,9 @@ def mutate(
     tell = progress or (lambda _: None)
     names = [machine] if machine else list(MACHINES) if target in ("machines", ALL) else []
     paths = [] if machine else _paths(target)
-    for path in paths[:1] + paths[-1:]:
+    for path in paths:
         tell(f"checking {path} as it is")
-        if wrong := mutatecode.baseline(path):
+        if wrong := mutatecode.baseline(path, whole=path in (paths[0], paths[-1])):
             raise BadOperation(f"nothing can be judged: {wrong}")
     tasks = [*_tasks(names), *_code_tasks(paths)]
     judged, left = _judge_all(tasks, jobs, None if seconds is None else begun + seconds, tell)

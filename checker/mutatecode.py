@@ -12,7 +12,6 @@ check objects to them, the pinned digest of all runs does.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import multiprocessing
 import random
@@ -223,7 +222,9 @@ class Planted(MetaPathFinder, Loader):
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
         if fullname != self.name:
             return None
-        return importlib.util.spec_from_loader(fullname, self, origin=self.origin)
+        spec = ModuleSpec(fullname, self, origin=self.origin)
+        spec.has_location = True  # a module may ask where it lies
+        return spec
 
     def exec_module(self, module: ModuleType) -> None:
         exec(compile(self.source, self.origin, "exec"), module.__dict__)
@@ -246,10 +247,21 @@ def judge(path: str, start: int, stop: int) -> list[Judged]:
     return [_judged(mutant) for mutant in islice(mutants_of(path), start, stop)]
 
 
-def baseline(path: str) -> str | None:
-    """Which check the module fails as it is, None if none: then nothing can be judged by it."""
-    answer = in_child(_work(None, path))
+def baseline(path: str, *, whole: bool = True) -> str | None:
+    """Which check the module fails as it is, put in its own place as a mutant would be, None if
+    none: where one fails, nothing can be judged.  Without `whole` it is only imported."""
+    same = CodeMutant(path, "module", 1, "none", "", "", (ROOT / path).read_text)
+    answer = in_child(_work(same, path) if whole else partial(_imported, same))
     return f"{path} fails {answer.by}: {answer.detail}" if answer.by else None
+
+
+def _imported(mutant: CodeMutant) -> Answer:
+    _fresh(mutant, ("checker", REFERENCE))
+    try:
+        importlib.import_module(module_name(mutant.path))
+    except Exception as error:  # noqa: BLE001  (whatever goes wrong)
+        return Answer("import", f"{type(error).__name__}: {error}")
+    return Answer()
 
 
 def _work(mutant: CodeMutant | None, path: str) -> Callable[[], Answer]:

@@ -365,6 +365,14 @@ def test_a_mutant_of_the_reference_is_killed_by_conformance() -> None:
     assert "owed" in answer.detail
 
 
+@pytest.mark.parametrize("path", [*mutatecode.reference_modules(), *mutatecode.MONITOR])
+def test_a_module_can_be_planted_as_it_is(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each of its mutants would die of that, and nothing would be known of them."""
+    assert mutatecode.baseline(path, whole=False) is None
+    monkeypatch.setattr(mutatecode.Planted, "exec_module", lambda *_: 1 // 0)
+    assert "fails import" in (mutatecode.baseline(path, whole=False) or "")
+
+
 def test_a_mutant_that_cannot_be_imported_is_killed() -> None:
     mutant = replace(
         of_reference("reference/pool.py", "Pool.take"), build=lambda: "raise OSError('no')"
@@ -487,7 +495,7 @@ def test_declarations_about_the_text_of_steps_go_stale(monkeypatch: pytest.Monke
     names = [mutatecode.mutants_of(path)[0].name for path in mutatecode.MONITOR]
     said = dict.fromkeys((*names, f"{STEPS}:f: gone", "reference/pool.py:f: gone"), "because")
     monkeypatch.setattr(mutate, "declared", lambda: said)
-    monkeypatch.setattr(mutatecode, "baseline", lambda _: None)
+    monkeypatch.setattr(mutatecode, "baseline", lambda *_, **__: None)
     fates = {names[0]: Fate.KILLED, names[1]: Fate.LIVES}
     judged = [living(name, fate) for name, fate in fates.items()]
     monkeypatch.setattr(mutate, "_judge_all", lambda *_: (judged, 0))
