@@ -489,6 +489,11 @@ def conform(progress: Progress) -> Report:
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes (default: one for each core).")
 @click.option("--seconds", type=_SECONDS, help="Time to spend; what is left then is counted.")
 @click.option(
+    "--resume",
+    type=_Target(is_folder=True),
+    help="Folder in which fates are kept; a later run over the same text goes on from there.",
+)
+@click.option(
     "--output",
     type=_Target(),
     help="Write the whole report, every mutant in it, to this file as JSON; `report` makes a page "
@@ -505,6 +510,7 @@ def mutate(
     machine: str | None,
     jobs: int | None,
     seconds: float | None,
+    resume: Path | None,
     output: Path | None,
     propose: bool,
     progress: Progress,
@@ -514,7 +520,7 @@ def mutate(
 
     if propose:
         return mutator.propose(machine, progress)
-    report = mutator.mutate(target, machine, progress, jobs or os.cpu_count() or 1, seconds)
+    report = mutator.mutate(target, machine, progress, jobs or os.cpu_count() or 1, seconds, resume)
     if output is not None:
         mutator.write(report, output)
     return report

@@ -193,7 +193,7 @@ class _Replay:
             after = moved.get(number, state)
             action = self.compiled.actions[number]
             copy = stepper.clone()
-            if not copy.apply(action.name, self._args[number]):
+            if copy.apply(action.name, self._args[number]) is not True:
                 return self._differ(state, action.label, "enabled in the machine, refused here")
             self.edges += 1
             if found := self._compare(after, copy, action.label, state):
@@ -209,7 +209,7 @@ class _Replay:
         for number, action in enumerate(self.compiled.actions):
             if number in enabled:
                 continue
-            if stepper.apply(action.name, self._args[number]):
+            if stepper.apply(action.name, self._args[number]) is not False:
                 return self._differ(state, action.label, "disabled in the machine, taken here")
             self.refused += 1
         return self._compare(state, stepper, "after every refusal")

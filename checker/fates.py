@@ -48,6 +48,21 @@ class Judged:
             "seconds": round(self.seconds, 4),
         }
 
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Judged:
+        """Raises KeyError, TypeError or ValueError where it is no such record."""
+        return cls(
+            str(raw["target"]),
+            str(raw["mutant"]),
+            str(raw["operator"]),
+            str(raw["before"]),
+            str(raw["after"]),
+            Fate(raw["fate"]),
+            str(raw["by"] or ""),
+            str(raw["detail"] or ""),
+            float(raw["seconds"]),
+        )
+
     def lines(self) -> Iterator[str]:
         yield f"{self.fate}: {self.name}"
         if "\n" in self.before or "\n" in self.after or len(self.name) > 200:

@@ -112,6 +112,23 @@ def check_monitor(name: str, nth: int) -> str | None:
     return None
 
 
+def check_reports() -> str | None:
+    """A report of a block that many refer to names all of them in order."""
+    names = [f"{letter}{i}" for letter in "badc" for i in range(3)]
+    watching = Monitor(range(3), null_block=NULL)
+    for name in names:
+        watching.introduce(claims.CLAIM, name, True)
+        watching.introduce(pool.REQUEST, name, True)
+        watching.shadow.set(pool.held, (name, 1), True)
+        watching.shadow.set(pool.covers, (name, 1), True)
+    watching(PoolStep("evict", {"b": 1, "k": "A"}))
+    for violation in watching.violations:
+        for what in ("holders", "covered by"):
+            if violation.before[what] != sorted(names):
+                return f"{what} are {violation.before[what]}, not {sorted(names)}"
+    return None if watching.violations else "a step that must not be is not reported"
+
+
 def _unknown(world: Stage, watching: Monitor) -> str | None:
     """Whoever was introduced is known, before any step speaks of it."""
     for sort in (pool.BLOCK, claims.CLAIM, pool.REQUEST):
@@ -258,9 +275,9 @@ def _snapshots(true: PoolSnapshot) -> Iterator[_Told]:
         for first in list(held)[:1]:
             less = replace(true, **{name: {k: v for k, v in held.items() if k != first}})  # type: ignore[arg-type]
             yield f"some too few in {name}", [rule], less, _also(first, held[first])
-    for what, rule, facts in _wrong_facts(true.facts[1]):
+    for what, rule, facts, says in _wrong_facts(true.facts[1]):
         wrong = replace(true, facts={**true.facts, 1: facts})
-        yield f"{what} in a snapshot", [rule], wrong, _ENGINE
+        yield f"{what} in a snapshot", [rule], wrong, says
 
 
 def _also(first: str, seconds: Iterable[int]) -> str:
@@ -268,10 +285,11 @@ def _also(first: str, seconds: Iterable[int]) -> str:
     return f"also {sorted((first, second) for second in seconds)}"
 
 
-def _wrong_facts(true: BlockFacts) -> Iterator[tuple[str, str, BlockFacts]]:
-    yield "another ref", "B2", replace(true, ref=true.ref + 1)
-    yield "another place", "B1", replace(true, queued=not true.queued)
-    yield "another content", "B3", replace(true, keys=(*true.keys, *"badcfe"))
+def _wrong_facts(true: BlockFacts) -> Iterator[tuple[str, str, BlockFacts, str]]:
+    yield "another ref", "B2", replace(true, ref=true.ref + 1), _ENGINE
+    yield "another place", "B1", replace(true, queued=not true.queued), _ENGINE
+    keys = (*true.keys, *"badcfehgji")
+    yield "another content", "B3", replace(true, keys=keys), f"{_ENGINE} {sorted(keys)}"
 
 
 def _idle_steps(
@@ -284,6 +302,6 @@ def _idle_steps(
             facts, free = snapshot.facts, snapshot.counter
             yield "true facts", [], replace(step, facts=facts, free=free)
             yield "a wrong count of free blocks", ["B1"], replace(step, free=free + 1)
-            for what, rule, wrong in _wrong_facts(facts[1]):
+            for what, rule, wrong, _ in _wrong_facts(facts[1]):
                 yield what, [rule], replace(step, facts={1: wrong})
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -20,6 +20,7 @@ from typing import Any, Final
 from kvclaims.checker import mustfail, mutatecode, mutatemachines
 from kvclaims.checker.fates import Fate, Judged, declared, settle, stale
 from kvclaims.checker.instances import MACHINES
+from kvclaims.checker.keptfates import KeptFates
 from kvclaims.checker.mutants import mutants
 from kvclaims.checker.sensitivity import ONE_MORE, Sensitivity, sensitivity
 from kvclaims.checker.verdicts import Progress
@@ -43,6 +44,8 @@ class MutationReport:
     stale: tuple[str, ...]
     left: int
     seconds: float
+    kept: int = 0
+    """Of those judged, how many an earlier run judged."""
 
     @property
     def survivors(self) -> tuple[Judged, ...]:
@@ -71,6 +74,7 @@ class MutationReport:
         return {
             "mutants": len(self.judged),
             "left": self.left,
+            "kept": self.kept,
             "score": round(self.score, 4),
             "targets": [_counts(name, of) for name, of in _by(self.judged, "target").items()],
             "operators": [_counts(name, of) for name, of in _by(self.judged, "operator").items()],
@@ -90,6 +94,7 @@ class MutationReport:
         for name in self.stale:
             yield f"declared equivalent, and is not made, killed or proved: {name}"
         undone = f", {self.left:,} not judged in time" if self.left else ""
+        undone += f", {self.kept:,} judged before" if self.kept else ""
         yield (
             f"{self.verdict}: {len(self.judged):,} mutants, {len(self.survivors)} live, "
             f"{len(self.equivalents)} equivalent, score {self.score:.2%}, "
@@ -150,11 +155,13 @@ def mutate(
     progress: Progress | None = None,
     jobs: int = 1,
     seconds: float | None = None,
+    resume: Path | None = None,
 ) -> MutationReport:
     """Judge every mutant of a target (of one machine), on `jobs` processes.
 
-    Past `seconds` no more are begun, and the report counts what is left.  Raises BadOperation
-    for an unknown target or machine, and where a target fails its checks unmutated.
+    Past `seconds` no more are begun, and the report counts what is left.  In the folder `resume`
+    fates are kept, and taken from there while no text has changed.  Raises BadOperation for an
+    unknown target or machine, and where a target fails its checks unmutated.
     """
     if target not in TARGETS:
         raise BadOperation(f"unknown target {target!r} (known: {', '.join(TARGETS)})")
@@ -169,7 +176,10 @@ def mutate(
         if wrong := mutatecode.baseline(path, whole=path in (paths[0], paths[-1])):
             raise BadOperation(f"nothing can be judged: {wrong}")
     tasks = [*_tasks(names), *_code_tasks(paths)]
-    judged, left = _judge_all(tasks, jobs, None if seconds is None else begun + seconds, tell)
+    fates = KeptFates(resume) if resume else None
+    known = _known(tasks, fates)
+    until = None if seconds is None else begun + seconds
+    judged, left = _judge_all(tasks, known, fates, jobs, until, tell)
     reasons = {
         name: reason
         for name, reason in declared().items()
@@ -179,7 +189,8 @@ def mutate(
     alive = {one.name for one in settled if one.fate is Fate.LIVES}
     rows = tuple(_rows(names, alive, tell)) if not left else ()
     outdated = () if left else tuple(stale(settled, reasons))
-    return MutationReport(settled, rows, outdated, left, time.monotonic() - begun)
+    kept = sum(map(len, known.values()))
+    return MutationReport(settled, rows, outdated, left, time.monotonic() - begun, kept)
 
 
 def _paths(target: str) -> list[str]:
@@ -203,13 +214,24 @@ def _shares(whole: int, size: int) -> Iterator[tuple[int, int]]:
     return ((at, min(at + size, whole)) for at in range(0, whole, size))
 
 
+def _known(tasks: Sequence[Task], fates: KeptFates | None) -> dict[int, list[Judged]]:
+    """What an earlier run found, by the number of the task."""
+    found = {i: fates.find(t.of, t.start, t.stop) for i, t in enumerate(tasks)} if fates else {}
+    return {number: judged for number, judged in found.items() if judged is not None}
+
+
 def _judge_all(
-    tasks: Sequence[Task], jobs: int, until: float | None, tell: Progress
+    tasks: Sequence[Task],
+    known: Mapping[int, list[Judged]],
+    fates: KeptFates | None,
+    jobs: int,
+    until: float | None,
+    tell: Progress,
 ) -> tuple[list[Judged], int]:
     """The fates in the order of the tasks, and how many mutants there was no time for."""
     whole = sum(task.stop - task.start for task in tasks)
-    done: dict[int, list[Judged]] = {}
-    waiting = list(enumerate(tasks))[::-1]
+    done = dict(known)
+    waiting = [(number, task) for number, task in enumerate(tasks) if number not in known][::-1]
     running: dict[Future[list[Judged]], int] = {}
     with processes(jobs) as pool:
         while waiting or running:
@@ -221,6 +243,9 @@ def _judge_all(
             future = next(as_completed(running))
             number = running.pop(future)
             done[number] = future.result()
+            if fates:
+                task = tasks[number]
+                fates.keep(task.of, task.start, task.stop, done[number])
             count = sum(len(judged) for judged in done.values())
             lives = sum(one.fate is Fate.LIVES for judged in done.values() for one in judged)
             tell(f"{count:,} of {whole:,} mutants, {lives} live: {tasks[number].of}")

@@ -40,7 +40,14 @@ from kvclaims.checker.fates import Fate, Judged
 from kvclaims.checker.instances import PINNED
 from kvclaims.checker.memorycheck import check_memory
 from kvclaims.checker.programs import builtin
-from kvclaims.checker.recorded import CROWDED, Recorded, differing, play, record
+from kvclaims.checker.recorded import (
+    CROWDED,
+    Recorded,
+    differing,
+    introduced,
+    play,
+    record,
+)
 from kvclaims.checker.scenes import scenes
 from kvclaims.checker.supervise import Crash, open_supervised
 from kvclaims.checker.verdicts import Violation
@@ -85,7 +92,7 @@ AUDIT_EVERY: Final = 3
 STEP_ROUNDS: Final = 10
 """States drawn of each machine, in each of which every action is taken once."""
 
-TERM_ROUNDS: Final = 3
+TERM_ROUNDS: Final = 8
 """States drawn of each machine, in each of which every term is read."""
 
 _LEDGER: Final = frozenset({"pool.py", "ledger.py", "claims.py", "engine.py"})
@@ -267,7 +274,7 @@ def _imported(mutant: CodeMutant) -> Answer:
 def _work(mutant: CodeMutant | None, path: str) -> Callable[[], Answer]:
     if path in MONITOR:
         return partial(monitor_child, mutant)
-    return partial(reference_child, mutant, path, recorded())
+    return partial(reference_child, mutant, path, recorded(), introduced(engines.find(REFERENCE)))
 
 
 @lru_cache(maxsize=4)
@@ -298,16 +305,19 @@ def _judged(mutant: CodeMutant) -> Judged:
 
 
 def reference_child(
-    mutant: CodeMutant | None, path: str, runs: tuple[Recorded, ...] = ()
+    mutant: CodeMutant | None, path: str, runs: tuple[Recorded, ...] = (), says: str = ""
 ) -> Answer:
     """Import the reference with the mutant in it and run the checks up to the first that fails.
 
-    `runs` are what the reference shows without the mutant."""
+    `runs` are what the reference shows without the mutant, and `says` what it says of itself."""
     _fresh(mutant, (REFERENCE,))
     try:
         engine = engines.find(REFERENCE)
+        introduction = introduced(engine)
     except Exception as error:  # noqa: BLE001  (whatever the mutant does)
         return Answer("import", f"{type(error).__name__}: {engines.first_line(error)}")
+    if says not in ("", introduction):
+        return Answer("introduction", introduction)
     where: list[str] = []
 
     def different(some: Sequence[Recorded]) -> Iterator[Recorded]:
@@ -337,12 +347,13 @@ def monitor_child(mutant: CodeMutant | None) -> Answer:
 def monitor_checks() -> Iterator[tuple[str, Check]]:
     """Every check of the monitor by name."""
     from kvclaims.checker import stepcheck, stepcost
-    from kvclaims.checker.monitorcheck import check_monitor
+    from kvclaims.checker.monitorcheck import check_monitor, check_reports
 
     def refuses(name: str, nth: int, _: Engine) -> str | None:
         return check_monitor(name, nth)
 
     yield "cost", lambda _: stepcost.check_cost()
+    yield "refusals", lambda _: check_reports()
     yield "meaning of steps", lambda _: stepcheck.check_steps(STEP_ROUNDS)
     yield "meaning of terms", lambda _: stepcheck.check_refused()
     yield "refusals", partial(refuses, "pool/ways", 23)

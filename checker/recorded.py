@@ -181,6 +181,12 @@ def _digest(*seen: object) -> str:
     return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
 
 
+def introduced(engine: Engine) -> str:
+    """What an engine says of itself."""
+    said = engine.name, engine.block_size, engine.package, str(engine.faults), engine.info()
+    return f"{said} {sorted(features_of(engine))}"
+
+
 def draw_run(engine: Engine, number: int) -> tuple[PoolConfig, Callable[[Observation], Operation]]:
     """The pool of the run of that number, and what draws the next operation."""
     rng = random.Random(SEED * 1_000_003 + number)

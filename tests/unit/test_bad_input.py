@@ -110,6 +110,7 @@ WRITES = [
     (["litmus", "L1", "--trace"], False),
     (["litmus", "L1", "--report"], True),
     (["mutate", "--output"], False),
+    (["mutate", "--resume"], True),
     (["report", "trace.jsonl", "--output"], True),
     (["audit", "trace.jsonl", "--report"], True),
     (["fuzz", "--engine", "reference", "--steps", "5", "--report"], True),

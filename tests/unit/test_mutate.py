@@ -28,7 +28,8 @@ from kvclaims.checker.explore import search
 from kvclaims.checker.fates import Fate, Judged, declared, settle, stale
 from kvclaims.checker.finite import compile_instance, evaluator
 from kvclaims.checker.instances import MACHINES, PINNED
-from kvclaims.checker.monitorcheck import check_monitor
+from kvclaims.checker.keptfates import PARTS, KeptFates
+from kvclaims.checker.monitorcheck import check_monitor, check_reports
 from kvclaims.checker.mutants import INIT, OPERATORS, Mutant, mutants
 from kvclaims.checker.mutatecode import Answer, in_child, monitor_child, reference_child
 from kvclaims.checker.mutatemachines import judge
@@ -425,6 +426,7 @@ def test_nothing_is_planted_in_this_process() -> None:
 
 
 def test_the_monitor_is_right_about_small_instances() -> None:
+    assert check_reports() is None
     assert check_monitor("pool/ways", 5) is None
     assert check_monitor("pool/soft-keys", 61) is None
 
@@ -451,7 +453,9 @@ HOLES = {
         "check_steps = check_terms = lambda _: None\ndef check_refused(): pass\n"
     ),
     "kvclaims.checker.stepcost": "def check_cost(): pass\n",
-    "kvclaims.checker.monitorcheck": "def check_monitor(name, nth): pass\n",
+    "kvclaims.checker.monitorcheck": (
+        "def check_monitor(name, nth): pass\ndef check_reports(): pass\n"
+    ),
 }
 """Checks of the monitor that find nothing."""
 
@@ -585,6 +589,37 @@ def test_a_stale_declaration_ends_with_1() -> None:
 def test_what_time_did_not_suffice_for_is_not_passed() -> None:
     code, found = told("--machine", "arbitration", "--jobs", "1", "--seconds", "0.0001")
     assert (code, found["verdict"], found["left"]) == (3, "UNKNOWN", 89)
+
+
+def test_a_run_goes_on_from_what_an_earlier_one_judged(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    arguments = ("--machine", "arbitration", "--jobs", "1", "--resume", str(kept))
+    code, first = told(*arguments)
+    assert (code, first["kept"]) == (0, 0)
+    code, again = told(*arguments)
+    assert (code, again["kept"]) == (0, 89)
+    assert again["targets"] == first["targets"]
+    files = sorted(kept.rglob("*.json"))
+    files[0].write_text("{}", encoding="utf-8")
+    whole = json.loads(files[1].read_text(encoding="utf-8"))
+    rest = len(whole["record"]["judged"])
+    assert told(*arguments)[1]["kept"] == rest < 89
+
+
+def test_fates_count_only_for_the_text_that_they_were_found_for(tmp_path: Path) -> None:
+    root, judged = tmp_path / "package", [living("a", Fate.KILLED)]
+    for part in PARTS:
+        (root / part).mkdir(parents=True)
+        (root / part / "part.py").write_text(part, encoding="utf-8")
+    KeptFates(tmp_path / "kept", root).keep("claims", 0, 20, judged)
+    assert KeptFates(tmp_path / "kept", root).find("claims", 0, 20) == judged
+    assert KeptFates(tmp_path / "kept", root).find("claims", 0, 40) is None
+    assert KeptFates(tmp_path / "kept", root).find("pool", 0, 20) is None
+    for part in PARTS:
+        (root / part / "part.py").write_text("other", encoding="utf-8")
+        assert KeptFates(tmp_path / "kept", root).find("claims", 0, 20) is None
+        (root / part / "part.py").write_text(part, encoding="utf-8")
+    assert KeptFates(tmp_path / "kept", root).find("claims", 0, 20) == judged
 
 
 @pytest.mark.parametrize(
