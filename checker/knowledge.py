@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvclaims.spec.content import GENERATED_TOKEN, content_ids, tokens_of
+from kvclaims.spec.fidelity import may_be_cut
 from kvclaims.spec.interface import (
     PRIORITY,
     BadOperation,
@@ -146,7 +147,13 @@ class Knowledge:
             spec = claim_spec(fields, self.config.block_size)
         except BadOperation:
             return False
-        if spec.predicate.positions.stop > len(spec.tokens) // self.config.block_size:
+        full = len(spec.tokens) // self.config.block_size
+        if spec.predicate.positions.stop > full:
+            return False
+        if not may_be_cut(spec.predicate.fidelity) and (spec.predicate.n, spec.min_blocks) != (
+            full,
+            None,
+        ):
             return False
         last = before.claims.get(spec.claim_id)
         return last is None or (last.phase in TERMINAL and spec.generation > last.generation)

@@ -338,7 +338,7 @@ class _Run:
             report = _measured(self.case.mechanism)
         except EngineMissing as error:
             raise NotExposed(first_line(error)) from None
-        if report.measured is None:
+        if report.measured is None or report.verdict is not Verdict.HOLDS:
             raise NotExposed(f"{self.case.mechanism} gives no class that could be measured")
         served = report.served
         off = served.output_error

@@ -17,7 +17,7 @@ from kvclaims.checker import engines, litmus, obligations, programs
 from kvclaims.checker.profiles import Evidence, Mode, Probe, Profile
 from kvclaims.checker.verdicts import Progress, worst
 from kvclaims.spec.interface import EngineMissing
-from kvclaims.spec.lowering import DEPTH_OF, OWED, Lowering, Obligation, Way
+from kvclaims.spec.lowering import DEPTH_OF, OWED, Depth, Lowering, Obligation, Way
 from kvclaims.spec.vocabulary import Protection, Verdict
 
 _STRENGTH: Final = {
@@ -40,9 +40,9 @@ _BY_WAY: Final = {
 """What a mode is worth whose weakest obligation is met in this way, the weakest first."""
 
 _SHOWN_BY: Final[Mapping[Obligation, frozenset[str]]] = {
-    Obligation.IDENTITY: frozenset({"L6", "L7"}),
+    Obligation.IDENTITY: frozenset({"L6", "L7", "observed"}),
     Obligation.ACCEPTANCE: frozenset({"oversubscribed"}),
-    Obligation.PREDICATE: frozenset({"L6", "shared-release"}),
+    Obligation.PREDICATE: frozenset({"L6", "observed", "shared-release"}),
     Obligation.ORDER: frozenset({"L7"}),
     Obligation.EVICTION_ORDER: frozenset({"soft-order"}),
     Obligation.PROTECTION: frozenset({"L3", "demotable", "lease-read"}),
@@ -62,6 +62,13 @@ _STRONGER: Final = {
     Protection.OFFLOADABLE: {Protection.BEST_EFFORT},
 }
 """Modes that cannot stand in for each mode: they allow a loss that it forbids."""
+
+_KEPT_IN: Final = {
+    Protection.HARD: "L3",
+    Protection.DEMOTABLE: "demotable",
+    Protection.EXPIRING: "lease-read",
+}
+"""The run that shows, for each mode, that its content is not lost by the runtime's own choice."""
 
 _LOST_IN_C1: Final = (Protection.HARD, Protection.DEMOTABLE, Protection.EXPIRING)
 """Modes that forbid what the run of C1 shows: content that is lost while its claim is in force."""
@@ -85,6 +92,12 @@ class ModeVerdict:
     lowering: Lowering
     reasons: tuple[str, ...]
     anchors: tuple[str, ...]
+
+    @property
+    def places(self) -> list[str]:
+        """What it rests on: commands that run here, traces, documents."""
+        found = sorted({anchor.split(": ", 1)[1] for anchor in self.anchors})
+        return [p if p.startswith("kvclaims") else f"document: {p}" for p in found]
 
     @property
     def verdict(self) -> Verdict:
@@ -128,11 +141,18 @@ class LowerReport:
         }
 
     def lines(self) -> Iterator[str]:
-        yield f"{self.profile.id}: {self.profile.title} ({self.profile.version}): {self.verdict}"
+        run_here = f", run here as {self.profile.engine}" if self.profile.engine else ""
+        yield (
+            f"{self.profile.id}: {self.profile.title} ({self.profile.version}{run_here}): "
+            f"{self.verdict}"
+        )
         for mode in self.modes:
             said = mode.mode.claims
             told = "" if said is mode.lowering else f"; the profile claims {said}: {mode.verdict}"
             yield f"  {mode.mode.protection:15} {mode.lowering}{told}"
+            yield f"            owes {', '.join(sorted(OWED[mode.mode.protection]))}"
+            for place in mode.places:
+                yield f"            rests on {place}"
             for reason in mode.reasons:
                 yield f"            {reason}"
 
@@ -181,18 +201,18 @@ def judge(mode: Mode, run: RunProbe, engine: str | None = None) -> ModeVerdict:
     def verdict(lowering: Lowering, reasons: list[str]) -> ModeVerdict:
         return ModeVerdict(mode, lowering, tuple(reasons), anchors)
 
-    if reasons := list(_refuted(mode, run)):
+    if reasons := list(_refuted(mode, run, engine)):
         return verdict(Lowering.REJECTED, reasons)
     if reasons := list(_untrue(mode, run, engine)):
         return verdict(Lowering.REJECTED, reasons)
-    if reasons := list(dict.fromkeys(_not_shown(mode, run))):
+    if reasons := list(dict.fromkeys(_not_shown(mode, run, engine))):
         claims_more = _STRENGTH[mode.claims] > 0
         return verdict(Lowering.REJECTED if claims_more else Lowering.UNKNOWN, reasons)
     ways = {mode.evidence[obligation].way for obligation in OWED[mode.protection]}
     return verdict(next(low for way, low in _BY_WAY.items() if way in ways), [])
 
 
-def _refuted(mode: Mode, run: RunProbe) -> Iterator[str]:
+def _refuted(mode: Mode, run: RunProbe, engine: str | None) -> Iterator[str]:
     """The runs that show that the mode is not kept."""
     if _weaker(mode) and mode.protection in _LOST_IN_C1:
         shown = run(_C1)
@@ -200,6 +220,8 @@ def _refuted(mode: Mode, run: RunProbe) -> Iterator[str]:
             yield f"{mode.lowers_to} cannot stand in for {mode.protection}: {shown.says}"
             return
     for refutation in mode.refuted:
+        if refutation.probe.engine != engine:
+            continue
         shown = run(refutation.probe)
         if shown.verdict is Verdict.HOLDS:
             yield f"{refutation.says}: {shown.says}"
@@ -212,7 +234,7 @@ def _weaker(mode: Mode) -> bool:
     return mode.lowers_to in _STRONGER.get(mode.protection, ())
 
 
-def _not_shown(mode: Mode, run: RunProbe) -> Iterator[str]:
+def _not_shown(mode: Mode, run: RunProbe, engine: str | None) -> Iterator[str]:
     """What the mode would need and nothing shows: fail-closed, also where a run that might
     refute it says nothing."""
     if missing := sorted(OWED[mode.protection] - mode.evidence.keys()):
@@ -223,7 +245,15 @@ def _not_shown(mode: Mode, run: RunProbe) -> Iterator[str]:
     for probe_ in (evidence.probe for evidence in mode.evidence.values()):
         if probe_ and (result := run(probe_)).verdict is not Verdict.HOLDS:
             yield result.says
+    if not missing and all(one.way is Way.OWN for one in mode.evidence.values()):
+        read = [str(o) for o, one in mode.evidence.items() if one.document is not None]
+        if read:
+            yield f"a document shows no mode of the runtime's own: {', '.join(read)}"
     for refutation in mode.refuted:
+        if refutation.probe.engine != engine:
+            where, of = refutation.probe.engine, engine or "this runtime"
+            yield f"a run on {where} refutes nothing of {of}"
+            continue
         result = run(refutation.probe)
         if result.verdict is not Verdict.VIOLATED:
             yield f"it may be refuted: {result.says}"
@@ -240,21 +270,53 @@ def _untrue(mode: Mode, run: RunProbe, engine: str | None) -> Iterator[str]:
         elif evidence.anchor is None:
             yield f"{obligation}: no anchor"
         elif evidence.probe is not None:
-            yield from _untrue_probe(obligation, evidence.probe, run, engine)
+            yield from _untrue_probe(mode.protection, obligation, evidence, run, engine)
         elif evidence.trace is not None:
             yield from _untrue_trace(obligation, evidence)
 
 
 def _untrue_probe(
-    obligation: Obligation, wanted: Probe, run: RunProbe, engine: str | None
+    protection: Protection,
+    obligation: Obligation,
+    evidence: Evidence,
+    run: RunProbe,
+    engine: str | None,
 ) -> Iterator[str]:
     """A run that cannot be done here is not untrue: it has shown nothing."""
+    wanted = evidence.probe
+    assert wanted is not None
+    depth = depth_of_run(wanted)
+    kept_in = _KEPT_IN.get(protection) if obligation is Obligation.PROTECTION else None
     if wanted.engine != engine:
         yield f"{obligation}: a run on {wanted.engine} says nothing of {engine or 'this runtime'}"
     elif wanted.program not in _SHOWN_BY.get(obligation, ()):
         yield f"{obligation}: litmus {wanted.program} does not show it"
+    elif kept_in not in (None, wanted.program):
+        yield f"{obligation}: litmus {wanted.program} does not show it of {protection}"
+    elif DEPTH_OF[evidence.way] < depth:
+        yield (
+            f"{obligation}: litmus {wanted.program} on {wanted.engine} runs an adapter of depth "
+            f"{depth.name.lower()}, and shows nothing that is {evidence.way}"
+        )
     elif (result := run(wanted)).verdict is Verdict.VIOLATED:
         yield f"{obligation}: {result.says}"
+
+
+def depth_of_run(wanted: Probe) -> Depth:
+    """How deep the adapter reaches that a run needs: an engine of others knows no claims, so one
+    in force is the adapter's policy, one of best effort its bookkeeping.  Raises BadOperation."""
+    if engines.find(wanted.engine).package is None:
+        return Depth.NONE
+    (program,) = programs.select([wanted.program])
+    if program.fold is not None:
+        return depth_of_run(Probe(wanted.engine, program.fold))
+    declared = {
+        Protection(operation.fields.get("protection", Protection.HARD))
+        for case in program.cases
+        for operation in case.operations
+        if operation.op == "declare"
+    }
+    return Depth.POLICY if declared - {Protection.BEST_EFFORT} else Depth.TELEMETRY
 
 
 def _untrue_trace(obligation: Obligation, evidence: Evidence) -> Iterator[str]:
@@ -285,7 +347,10 @@ def probe(wanted: Probe) -> ProbeResult:
         engine, info = engines.ready(wanted.engine)
     except EngineMissing as error:
         return ProbeResult(Verdict.UNKNOWN, f"{command} cannot run here ({error})")
-    report = litmus.litmus(engine, info, (program,), lambda _: None)
+    try:
+        report = litmus.litmus(engine, info, (program,), lambda _: None)
+    except EngineMissing as error:
+        return ProbeResult(Verdict.UNKNOWN, f"{command} cannot run here ({error})")
     result = report.to_json()["programs"][0]
     seen = ", ".join(
         f"{name} {value}"

@@ -57,13 +57,16 @@ class Evidence:
         return {"name": self.name, "shows": self.shows, "says": self.says, **self.figures}
 
 
+ALWAYS: Final = ("identity", "loss")
+"""The evidence that every class stands on."""
+
 NEEDED: Final[Mapping[Fidelity, tuple[str, ...]]] = {
-    Fidelity.EXACT: ("bits", "loss", "held"),
-    Fidelity.RESTORABLE: ("bits", "loss", "held", "tier", "spoilt"),
-    Fidelity.POSITION_INDEPENDENT: ("rotation", "context", "loss"),
-    Fidelity.BOUNDED_LOSS: ("bound", "loss"),
-    Fidelity.LOSSY: ("attention", "loss"),
-    Fidelity.STATE: ("whole", "loss"),
+    Fidelity.EXACT: (*ALWAYS, "bits", "held", "device"),
+    Fidelity.RESTORABLE: (*ALWAYS, "bits", "held", "tier", "spoilt"),
+    Fidelity.POSITION_INDEPENDENT: (*ALWAYS, "rotation", "context"),
+    Fidelity.BOUNDED_LOSS: (*ALWAYS, "bound", "attention"),
+    Fidelity.LOSSY: (*ALWAYS, "attention"),
+    Fidelity.STATE: (*ALWAYS, "whole", "attention"),
 }
 """The evidence that each class stands on."""
 
@@ -162,7 +165,7 @@ class MechanismReport:
 
     @property
     def asks(self) -> tuple[Ask, ...]:
-        measured = self.measured
+        measured = self.measured if self.verdict is Verdict.HOLDS else None
         return tuple(
             Ask(asked, measured is not None and satisfies(measured, asked), self.served)
             for asked in Fidelity
@@ -245,7 +248,10 @@ def measure(
                 continue
             if progress:
                 progress(f"{mechanism.declaration.name}: {name}")
-            answer = question(bench)
+            try:
+                answer = question(bench)
+            except Exception as error:  # noqa: BLE001 - whatever the mechanism does
+                answer = Evidence("", False, f"it raised {type(error).__name__}: {error}")
             if answer is not None:
                 found.append(replace(answer, name=name))
         served = bench.would_be_served()
@@ -364,19 +370,30 @@ def _bits(bench: Bench) -> Evidence | None:
 
 
 def _rotation(bench: Bench) -> Evidence:
-    """Served elsewhere, are the keys that know no context those of that place?"""
+    """Served elsewhere, is each token that of its own context, turned to the place, or computed
+    anew there?"""
     loaded = bench.mechanism.load(bench.stored, ELSEWHERE)
-    if loaded.declined:
-        return Evidence("", False, f"declined elsewhere: {loaded.declined}")
-    keys, values = bench.errors(loaded, bench.model.kv(TOKENS, ELSEWHERE))
-    first, deeper = float(torch.maximum(keys[0].max(), values[0].max())), float(keys[1:].max())
+    if loaded.declined or loaded.keys is None:
+        return Evidence("", False, f"declined elsewhere: {loaded.declined or 'no KV of any token'}")
+    context = bench.stored.context
+    keys, values = bench.model.kv(TOKENS, context)
+    turned = bench.model.moved(keys, len(context), len(ELSEWHERE)), values
+    kept = _by_token(bench.errors(loaded, turned))
+    anew = _by_token(bench.errors(loaded, bench.model.kv(TOKENS, ELSEWHERE)))
+    error = float(torch.minimum(kept, anew).max())
     return Evidence(
         "",
-        first < NEAR,
-        f"after {len(ELSEWHERE)} other tokens the first layer is off by {first:.1g}, deeper "
-        f"layers, which know the context, by {deeper:.2g}",
-        {"first_layer_error": first, "deeper_error": deeper},
+        error < NEAR,
+        f"after {len(ELSEWHERE)} other tokens it is off by {error:.1g} from its own context turned "
+        f"there, and by {float(anew.max()):.2g} from what is computed there",
+        {"error": error, "context_error": float(anew.max())},
     )
+
+
+def _by_token(errors: tuple[Any, Any]) -> Any:
+    """The largest error of each token, in keys and values of every layer."""
+    keys, values = (error.amax((0, 1, 3)) for error in errors)
+    return torch.maximum(keys, values)
 
 
 def _context(bench: Bench) -> Evidence:
@@ -440,12 +457,9 @@ def _same_output(bench: Bench) -> Evidence:
 
 def _query(bench: Bench) -> Evidence:
     """Would another query have stored the same?"""
-    other = bench.store(query=1)
-    differing = [
-        name
-        for name, part in bench.stored.parts.items()
-        if part.tensor is not None and not _same(part.tensor, other.parts[name].tensor)
-    ]
+    own, other = bench.store().parts, bench.store(query=1).parts
+    differing = sorted(own.keys() ^ other.keys())
+    differing += [name for name in own if name in other and not _alike(own[name], other[name])]
     says = (
         f"another query stores other {', '.join(differing)}"
         if differing
@@ -454,8 +468,35 @@ def _query(bench: Bench) -> Evidence:
     return Evidence("", not differing, says, {"differing": differing})
 
 
+def _alike(one: Part, other: Part) -> bool:
+    """Whether two parts hold the same, in memory or in files."""
+    if one.tensor is not None and other.tensor is not None:
+        return _same(one.tensor, other.tensor)
+    if one.path is not None and other.path is not None:
+        return one.path.read_bytes() == other.path.read_bytes()
+    return False
+
+
 def _same(one: Any, other: Any) -> bool:
     return bool(one.shape == other.shape and (one == other).all())
+
+
+def _identity(bench: Bench) -> Evidence:
+    """Is it served only to a reader whose identity is that of the object, in each thing that is
+    declared to belong to it?  What depends on the query is asked for apart."""
+    names = set(bench.stored.identity)
+    odd = sorted(names ^ (set(bench.mechanism.declaration.identity) - {"query"}))
+    ignored = []
+    for name in sorted(names):
+        other = replace(bench.stored, identity={**bench.stored.identity, name: "another"})
+        if not bench.mechanism.load(other).declined:
+            ignored.append(name)
+    says = f"declined to a reader of another {', another '.join(sorted(names))}"
+    if ignored:
+        says = f"served to a reader of another {', another '.join(ignored)}"
+    if odd:
+        says += f"; declared or kept, and not both: {', '.join(odd)}"
+    return Evidence("", not ignored and not odd and bool(names), says, {"ignored": ignored})
 
 
 def _loss(bench: Bench) -> Evidence:
@@ -531,6 +572,13 @@ def _whole(bench: Bench) -> Evidence:
     )
 
 
+def _device(bench: Bench) -> Evidence:
+    """Is all of it where the engine reads it?"""
+    away = sorted(n for n, p in bench.stored.parts.items() if p.tier is not Tier.DEVICE)
+    says = f"{len(away)} of {len(bench.stored.parts)} parts are in another tier"
+    return Evidence("", not away, says if away else "every part is on the device", {"away": away})
+
+
 def _tier(bench: Bench) -> Evidence:
     """Where does it come from?"""
     parts = bench.stored.parts
@@ -551,24 +599,38 @@ def _tier(bench: Bench) -> Evidence:
 
 
 def _spoilt(bench: Bench) -> Evidence | None:
-    """Is a file with one wrong byte ever served?"""
+    """Is a file with one wrong byte ever served, or said to have been?  What is computed in its
+    place is not restored (O3)."""
     files = [name for name, part in bench.stored.parts.items() if part.path is not None]
     if not files:
         return None
-    served = []
+    served, invented = [], []
     for name in files:
         stored = bench.store()
+        rest = {key: part for key, part in stored.parts.items() if key != name}
+        tier = str(stored.parts[name].tier)
+        before = _restored(bench, stored, tier)
+        is_read = _restored(bench, replace(stored, parts=rest), tier) < before
         _spoil(stored.parts[name])
         loaded = bench.mechanism.load(stored)
         if not loaded.declined and not _as_before(bench, loaded):
             served.append(name)
+        if is_read and _restored(bench, stored, tier) >= before:
+            invented.append(name)
+    says = f"served wrong from {', '.join(served)}" if served else "none was served"
+    if invented:
+        says += f"; said to be from {', '.join(invented)}, which cannot be read"
     return Evidence(
         "",
-        not served,
-        f"{len(files)} files with one wrong byte each: "
-        + (f"served wrong from {', '.join(served)}" if served else "none was served"),
-        {"files": len(files), "served_wrong": served},
+        not served and not invented,
+        f"{len(files)} files with one wrong byte each: {says}",
+        {"files": len(files), "served_wrong": served, "invented": invented},
     )
+
+
+def _restored(bench: Bench, stored: Stored, tier: str) -> int:
+    """How many blocks are said to come from this tier."""
+    return bench.mechanism.load(stored).provenance.count(tier)
 
 
 def _spoil(part: Part) -> None:
@@ -602,9 +664,11 @@ MEASURES: Final[Mapping[str, Callable[[Bench], Evidence | None]]] = {
     "attention": _attention,
     "same output": _same_output,
     "query": _query,
+    "identity": _identity,
     "loss": _loss,
     "leans": _leans,
     "whole": _whole,
+    "device": _device,
     "tier": _tier,
     "spoilt": _spoilt,
     "held": _held,

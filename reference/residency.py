@@ -16,7 +16,7 @@ from kvclaims.reference.memory import Memory
 from kvclaims.reference.narrator import Narrator
 from kvclaims.reference.pool import Refused
 from kvclaims.spec.content import content_ids
-from kvclaims.spec.fidelity import satisfies
+from kvclaims.spec.fidelity import may_be_cut, satisfies
 from kvclaims.spec.interface import (
     BadOperation,
     ClaimAnswer,
@@ -257,6 +257,9 @@ class Residency:
             raise BadOperation("a claim cannot be clipped to less than one block")
         if spec.predicate.positions.stop > len(keys):
             raise BadOperation("the predicate speaks of blocks that the tokens do not fill")
+        whole = spec.predicate.n == len(keys) and spec.min_blocks is None
+        if not whole and not may_be_cut(spec.predicate.fidelity):
+            raise BadOperation("a state is claimed whole")
         self._claims.check_new(spec, self._ledger.book)
         return Claim(spec, spec.predicate, {p: keys[p] for p in spec.predicate.positions})
 

@@ -49,6 +49,12 @@ def satisfies(given: Fidelity, asked: Fidelity) -> bool:
     return asked in GIVES[given]
 
 
+def may_be_cut(asked: Fidelity) -> bool:
+    """Whether a claim on this class may speak of a part of its content: a `state` is the whole
+    object or nothing."""
+    return asked is not Fidelity.STATE
+
+
 @dataclass(frozen=True)
 class Declaration:
     """What a mechanism says of itself.
@@ -124,6 +130,10 @@ class Model(Protocol):
 
     block: int
     """Tokens in a block."""
+
+    def moved(self, keys: Any, start: int, to: int) -> Any:
+        """Keys [layers, heads, tokens, width] of tokens that stood at `start`, as if they stood at
+        `to`: what a turn of rotary positions makes of them."""
 
     def kv(self, tokens: Sequence[int], before: Sequence[int] = ()) -> tuple[Any, Any]:
         """Keys and values of `tokens` when the model reads them after `before`."""

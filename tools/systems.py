@@ -48,11 +48,7 @@ def _owes(mode: ModeVerdict) -> str:
 
 
 def _rests(mode: ModeVerdict) -> str:
-    places = {anchor.split(": ", 1)[1] for anchor in mode.anchors}
-    anchors = "; ".join(
-        f"`{place}`" if place.startswith("kvclaims") else f"document: {place}"
-        for place in sorted(places)
-    )
+    anchors = "; ".join(f"`{p}`" if p.startswith("kvclaims") else p for p in mode.places)
     if not mode.reasons:
         return anchors
     reasons = "; ".join(reason.replace("_", " ") for reason in mode.reasons)

@@ -322,6 +322,7 @@ class Desk:
             "generation": spec.generation,
             "protection": spec.protection.value,
             "phase": claim.phase.value,
+            "granted": None if refused else granted.to_json(),
             "granted_blocks": 0 if refused else granted.n,
             "start": granted.start,
             "covered_blocks": len(claim.cover) if claim.responsible else 0,

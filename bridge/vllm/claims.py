@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from kvclaims.bridge.vllm.limits import HardShare
 from kvclaims.bridge.vllm.tier import FILES, Tier
 from kvclaims.spec.feasibility import Promise
-from kvclaims.spec.fidelity import Fidelity, satisfies
+from kvclaims.spec.fidelity import Fidelity, may_be_cut, satisfies
 from kvclaims.spec.interface import (
     BadOperation,
     ClaimAnswer,
@@ -475,6 +475,9 @@ class ClaimBook:
             raise BadOperation("a duration is positive")
         if spec.min_blocks is not None and spec.min_blocks <= 0:
             raise BadOperation("min_blocks is positive")
+        whole = spec.predicate.n == len(keys) and spec.min_blocks is None
+        if not whole and not may_be_cut(spec.predicate.fidelity):
+            raise BadOperation("a state is claimed whole")
         known = self.claims.get(spec.claim_id)
         last = self.generation(spec.claim_id)
         responsible = known is not None and known.phase not in TERMINAL

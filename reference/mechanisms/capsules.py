@@ -11,15 +11,25 @@ from typing import Any, Final
 
 import torch
 
-from kvclaims.reference.mechanisms.model import HEADS, LAYERS, WIDTH, TinyModel, blocks_of
+from kvclaims.reference.mechanisms.model import (
+    HEADS,
+    LAYERS,
+    WIDTH,
+    TinyModel,
+    blocks_of,
+    foreign,
+)
 from kvclaims.spec.fidelity import Declaration, Fidelity, Loaded, Part, Stored, Tier
 
 CONVOLVED: Final = 4
 _DECAY: Final = 0.9
+_AT: Final = "position of the checkpoint"
 
 
 class HybridModel(TinyModel):
     """Attention beside a leaky recurrence and a short causal convolution over the embeddings."""
+
+    name = "hybrid"
 
     def state(self, tokens: Sequence[int], before: Sequence[int] = ()) -> tuple[Any, Any]:
         """Recurrent state and convolution window after the last token, each [..., hidden]."""
@@ -45,7 +55,7 @@ class Capsules:
         title="checkpoint of KV, recurrent and convolution state",
         source="Execution-State Capsules (arXiv 2606.20537)",
         fidelity=Fidelity.STATE,
-        identity=("model", "position of the checkpoint"),
+        identity=("model", _AT),
         obligation="every component, at the very token of the checkpoint, or nothing",
         leans=True,
     )
@@ -56,9 +66,14 @@ class Capsules:
         recurrent, window = self.model.state(tokens)
         tensors = {"keys": keys, "values": values, "recurrent": recurrent, "window": window}
         parts = {name: Part(Tier.DEVICE, tensor) for name, tensor in tensors.items()}
-        return Stored(tuple(tokens), parts, identity={"at": len(tokens)})
+        return Stored(tuple(tokens), parts, identity=self._own(tokens))
+
+    def _own(self, tokens: Sequence[int]) -> dict[str, Any]:
+        return {"model": self.model.name, _AT: len(tokens)}
 
     def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        if odd := foreign(stored, self._own(stored.tokens)):
+            return Loaded(declined=odd)
         if before or (blocks is not None and blocks < len(blocks_of(stored.tokens))):
             return Loaded(declined="a capsule is served at its own checkpoint only")
         names = ("keys", "values", "recurrent", "window")

@@ -11,10 +11,19 @@ from typing import Any, Final
 
 import torch
 
-from kvclaims.reference.mechanisms.model import BLOCK, MODEL, WIDTH, blocks_of
+from kvclaims.reference.mechanisms.model import (
+    BLOCK,
+    MODEL,
+    WIDTH,
+    blocks_of,
+    foreign,
+)
 from kvclaims.spec.fidelity import Declaration, Fidelity, Loaded, Part, Stored, Tier
 
 KEPT: Final = WIDTH // 2
+
+
+_OWN: Final = {"model": MODEL.name, "channels kept": KEPT}
 
 
 class PrunedChannels:
@@ -25,7 +34,10 @@ class PrunedChannels:
         title="key channels pruned by query",
         source="ThinK (arXiv 2407.21018)",
         fidelity=Fidelity.LOSSY,
-        identity=("model", "query", "channels kept"),
+        identity=(
+            "query",
+            *_OWN,
+        ),
         obligation="served to the query that it was pruned for",
         leans=True,
     )
@@ -43,10 +55,12 @@ class PrunedChannels:
                 "keys": Part(Tier.DEVICE, keys.gather(-1, spread)),
                 "values": Part(Tier.DEVICE, values),
             },
-            identity={"kept": KEPT},
+            identity=_OWN,
         )
 
     def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        if odd := foreign(stored, _OWN):
+            return Loaded(declined=odd)
         if before or len(stored.parts) < 3:
             return Loaded(declined="another prefix" if before else "a part is gone")
         channels, kept, values = (stored.parts[n].tensor for n in ("channels", "keys", "values"))

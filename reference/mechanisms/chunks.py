@@ -12,8 +12,18 @@ from typing import Any, Final
 
 import torch
 
-from kvclaims.reference.mechanisms.model import BLOCK, MODEL, blocks_of, cut, rotate, unrotate
+from kvclaims.reference.mechanisms.model import (
+    BLOCK,
+    MODEL,
+    blocks_of,
+    cut,
+    foreign,
+    rotate,
+    unrotate,
+)
 from kvclaims.spec.fidelity import Declaration, Fidelity, Loaded, Part, Stored, Tier
+
+_OWN: Final = {"model": MODEL.name, "chunk": BLOCK}
 
 
 class Chunks:
@@ -24,7 +34,7 @@ class Chunks:
         title="chunk KV shared across positions, first block recomputed",
         source="MEPIC (arXiv 2512.16822)",
         fidelity=Fidelity.POSITION_INDEPENDENT,
-        identity=("model", "chunk"),
+        identity=tuple(_OWN),
         obligation="footprint: the shared blocks and one private block a reader",
     )
     model = MODEL
@@ -38,9 +48,11 @@ class Chunks:
             )
             for i in blocks_of(tokens)[1:]
         }
-        return Stored(tuple(tokens), parts)
+        return Stored(tuple(tokens), parts, identity=_OWN)
 
     def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        if odd := foreign(stored, _OWN):
+            return Loaded(declined=odd)
         wanted = blocks_of(stored.tokens)[:blocks]
         if any(f"shared/{i}" not in stored.parts for i in wanted[1:]):
             return Loaded(declined="a shared block is gone")

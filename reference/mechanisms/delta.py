@@ -12,13 +12,25 @@ from typing import Any, Final
 
 import torch
 
-from kvclaims.reference.mechanisms.model import BLOCK, HEADS, LAYERS, MODEL, WIDTH, blocks_of, cut
+from kvclaims.reference.mechanisms.model import (
+    BLOCK,
+    HEADS,
+    LAYERS,
+    MODEL,
+    WIDTH,
+    blocks_of,
+    cut,
+    foreign,
+)
 from kvclaims.spec.fidelity import Declaration, Fidelity, Loaded, Part, Stored, Tier
 
 STRIDE: Final = 8
 """Every eighth token is a reference."""
 
 _LEVELS: Final = 7
+
+
+_OWN: Final = {"model": MODEL.name, "stride": STRIDE, "levels": _LEVELS}
 
 
 class Residuals:
@@ -29,7 +41,7 @@ class Residuals:
         title="residuals against retrieved references",
         source="DeltaKV (arXiv 2602.08005)",
         fidelity=Fidelity.LOSSY,
-        identity=("model", "stride", "levels"),
+        identity=tuple(_OWN),
         obligation="the closure of dependencies: a reference stays while a residual leans on it",
         leans=True,
     )
@@ -49,9 +61,11 @@ class Residuals:
             parts[f"lean/{i}"] = Part(Tier.DEVICE, nearest)
             parts[f"residual/{i}"] = Part(Tier.DEVICE, (residual / scale).round().to(torch.int8))
             parts[f"scale/{i}"] = Part(Tier.DEVICE, scale)
-        return Stored(tuple(tokens), parts, identity={"stride": STRIDE, "levels": _LEVELS})
+        return Stored(tuple(tokens), parts, identity=_OWN)
 
     def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        if odd := foreign(stored, _OWN):
+            return Loaded(declined=odd)
         if before:
             return Loaded(declined="another prefix")
         wanted = blocks_of(stored.tokens)[:blocks]

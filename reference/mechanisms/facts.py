@@ -12,11 +12,21 @@ from typing import Any, Final
 
 import torch
 
-from kvclaims.reference.mechanisms.model import BLOCK, MODEL, blocks_of, rotate, unrotate
+from kvclaims.reference.mechanisms.model import (
+    BLOCK,
+    MODEL,
+    blocks_of,
+    foreign,
+    rotate,
+    unrotate,
+)
 from kvclaims.spec.fidelity import Declaration, Fidelity, Loaded, Part, Stored, Tier
 
 WINDOW: Final = tuple((7 * i + 3) % 61 for i in range(BLOCK))
 """The tokens that every fact of the catalogue is computed behind."""
+
+
+_OWN: Final = {"model": MODEL.name, "catalogue": "tiny", "context window": WINDOW}
 
 
 class Facts:
@@ -27,7 +37,7 @@ class Facts:
         title="fact injection: re-rotated KV computed behind a context window",
         source="InferScale (arXiv 2607.27090)",
         fidelity=Fidelity.POSITION_INDEPENDENT,
-        identity=("model", "catalogue", "context window"),
+        identity=tuple(_OWN),
         obligation="exact behind its own window; elsewhere the context is approximate",
         leans=True,
     )
@@ -41,11 +51,13 @@ class Facts:
                 "keys": Part(Tier.DEVICE, unrotate(keys, len(WINDOW))),
                 "values": Part(Tier.DEVICE, values),
             },
-            identity={"window": len(WINDOW), "catalogue": "tiny"},
+            identity=_OWN,
             context=WINDOW,
         )
 
     def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        if odd := foreign(stored, _OWN):
+            return Loaded(declined=odd)
         if len(stored.parts) < 2:
             return Loaded(declined="a part is gone")
         wanted = blocks_of(stored.tokens)[:blocks]

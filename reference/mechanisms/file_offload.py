@@ -14,7 +14,13 @@ from typing import Any, Final
 import torch
 
 from kvclaims.reference.mechanisms.files import name_of, publish, read
-from kvclaims.reference.mechanisms.model import BLOCK, MODEL, blocks_of, cut
+from kvclaims.reference.mechanisms.model import (
+    BLOCK,
+    MODEL,
+    blocks_of,
+    cut,
+    foreign,
+)
 from kvclaims.spec.fidelity import Declaration, Fidelity, Loaded, Part, Stored, Tier
 
 
@@ -22,6 +28,9 @@ class Lookup(StrEnum):
     HIT = "hit"
     MISS = "miss"
     IN_FLIGHT = "in flight"
+
+
+OWN: Final = {"model": MODEL.name, "block size": BLOCK}
 
 
 class FileOffload:
@@ -32,7 +41,7 @@ class FileOffload:
         title="offload to immutable files named by hash",
         source="py-kvcache (2026)",
         fidelity=Fidelity.RESTORABLE,
-        identity=("model", "block size"),
+        identity=tuple(OWN),
         obligation="a restore commitment: a present block may still be declined without one",
     )
     model = MODEL
@@ -49,11 +58,11 @@ class FileOffload:
     def begin(self, tokens: Sequence[int], folder: Path) -> Stored:
         """Start to write; until `finish` every lookup says in flight."""
         parts = {
-            f"block/{i}": Part(Tier.FILE, path=folder / name_of(tokens[: cut(i).stop], "tiny"))
+            f"block/{i}": Part(Tier.FILE, path=folder / name_of(tokens[: cut(i).stop], MODEL.name))
             for i in blocks_of(tokens)
         }
         self._in_flight |= {part.path for part in parts.values() if part.path}
-        return Stored(tuple(tokens), parts)
+        return Stored(tuple(tokens), parts, identity=OWN)
 
     def finish(self, stored: Stored) -> None:
         keys, values = self.model.kv(stored.tokens)
@@ -72,6 +81,8 @@ class FileOffload:
         return Lookup.HIT if part.path.exists() else Lookup.MISS
 
     def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        if odd := foreign(stored, OWN):
+            return Loaded(declined=odd)
         if before:
             return Loaded(declined="the hash names another prefix")
         wanted = blocks_of(stored.tokens)[:blocks]

@@ -11,11 +11,19 @@ from typing import Any, Final
 
 import torch
 
-from kvclaims.reference.mechanisms.model import MODEL, WIDTH, blocks_of
+from kvclaims.reference.mechanisms.model import (
+    MODEL,
+    WIDTH,
+    blocks_of,
+    foreign,
+)
 from kvclaims.spec.fidelity import Declaration, Fidelity, Loaded, Part, Stored, Tier
 
 KEPT: Final = 32
 _PARTS: Final = ("keys", "values", "sum", "weight")
+
+
+_OWN: Final = {"model": MODEL.name, "tokens kept": KEPT, "feature map": "1 + score"}
 
 
 class SparseAndLowRank:
@@ -26,7 +34,10 @@ class SparseAndLowRank:
         title="sparse cache and a constant low-rank state",
         source="LESS (arXiv 2402.09398)",
         fidelity=Fidelity.STATE,
-        identity=("model", "query", "tokens kept", "feature map"),
+        identity=(
+            "query",
+            *_OWN,
+        ),
         obligation="cache and state together, for the query that chose them: no block alone",
     )
     model = MODEL
@@ -43,9 +54,11 @@ class SparseAndLowRank:
             features.sum(2),
         )
         parts = {n: Part(Tier.DEVICE, t) for n, t in zip(_PARTS, tensors, strict=True)}
-        return Stored(tuple(tokens), parts, identity={"kept": KEPT})
+        return Stored(tuple(tokens), parts, identity=_OWN)
 
     def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        if odd := foreign(stored, _OWN):
+            return Loaded(declined=odd)
         if before or (blocks is not None and blocks < len(blocks_of(stored.tokens))):
             return Loaded(declined="the state stands for the whole prompt only")
         if any(name not in stored.parts for name in _PARTS):

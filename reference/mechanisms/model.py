@@ -6,10 +6,12 @@ same tokens in the same place after the same prefix give the same bits however t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
+
+from kvclaims.spec.fidelity import Stored
 
 LAYERS: Final = 2
 HEADS: Final = 2
@@ -23,6 +25,7 @@ class TinyModel:
     """Implements `spec.fidelity.Model`."""
 
     block = BLOCK
+    name = "tiny"
 
     def __init__(self, seed: int = 0) -> None:
         draw = torch.Generator().manual_seed(seed)
@@ -72,6 +75,9 @@ class TinyModel:
             torch.cat((values, torch.stack(new_values)), dim=2),
         )
 
+    def moved(self, keys: Any, start: int, to: int) -> Any:
+        return rotate(unrotate(keys, start), to)
+
     def queries(self, count: int, seed: int) -> Any:
         draw = torch.Generator().manual_seed(seed)
         return torch.randn(count, LAYERS, HEADS, WIDTH, generator=draw, dtype=torch.float64)
@@ -108,6 +114,12 @@ def _turn(vectors: Any, places: Any) -> Any:
     first, second = vectors[..., :half], vectors[..., half:]
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+
+
+def foreign(stored: Stored, own: Mapping[str, Any]) -> str:
+    """What of an object's identity is not its reader's `own`, in words; "" where all is."""
+    odd = [name for name, value in own.items() if stored.identity.get(name) != value]
+    return f"it is of another {odd[0]}" if odd else ""
 
 
 def blocks_of(tokens: Sequence[int]) -> range:

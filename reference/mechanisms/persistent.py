@@ -12,8 +12,16 @@ from typing import Any, Final
 
 import torch
 
-from kvclaims.reference.mechanisms.model import BLOCK, MODEL, blocks_of, cut
+from kvclaims.reference.mechanisms.model import (
+    BLOCK,
+    MODEL,
+    blocks_of,
+    cut,
+    foreign,
+)
 from kvclaims.spec.fidelity import Declaration, Fidelity, Loaded, Part, Stored, Tier
+
+_OWN: Final = {"model": MODEL.name, "page size": BLOCK}
 
 
 class PersistentReader:
@@ -24,7 +32,7 @@ class PersistentReader:
         title="a persistent decode kernel on native page tables",
         source="PersistentKV (arXiv 2606.26666)",
         fidelity=Fidelity.EXACT,
-        identity=("model", "page size"),
+        identity=tuple(_OWN),
         obligation="a lease on table and pages for the reader's whole life",
     )
     model = MODEL
@@ -40,9 +48,11 @@ class PersistentReader:
             for i in pages
         }
         table = Part(Tier.DEVICE, torch.arange(len(pages)))
-        return Stored(tuple(tokens), {**parts, "table": table})
+        return Stored(tuple(tokens), {**parts, "table": table}, identity=_OWN)
 
     def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        if odd := foreign(stored, _OWN):
+            return Loaded(declined=odd)
         if before or "table" not in stored.parts:
             return Loaded(declined="another prefix" if before else "the table is gone")
         wanted = stored.parts["table"].tensor[:blocks].tolist()

@@ -12,11 +12,19 @@ from typing import Any, Final
 
 import torch
 
-from kvclaims.reference.mechanisms.model import BLOCK, MODEL, blocks_of
+from kvclaims.reference.mechanisms.model import (
+    BLOCK,
+    MODEL,
+    blocks_of,
+    foreign,
+)
 from kvclaims.spec.fidelity import Declaration, Fidelity, Loaded, Part, Stored, Tier
 
 DROPPED_SHARE: Final = 0.25
 _RIDGE: Final = 1e-3
+
+
+_OWN: Final = {"model": MODEL.name, "share dropped": DROPPED_SHARE}
 
 
 class Surprise:
@@ -27,7 +35,7 @@ class Surprise:
         title="tokens that later ones predict are dropped",
         source="Counter-Causal Surprise (2026)",
         fidelity=Fidelity.LOSSY,
-        identity=("model", "share dropped"),
+        identity=tuple(_OWN),
         obligation="exact up to the first dropped token only: a leading prefix ends there",
         leans=True,
     )
@@ -44,10 +52,12 @@ class Surprise:
                 "keys": Part(Tier.DEVICE, keys[:, :, kept]),
                 "values": Part(Tier.DEVICE, values[:, :, kept]),
             },
-            identity={"share": DROPPED_SHARE},
+            identity=_OWN,
         )
 
     def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        if odd := foreign(stored, _OWN):
+            return Loaded(declined=odd)
         if before or len(stored.parts) < 3:
             return Loaded(declined="another prefix" if before else "a part is gone")
         places, kept_keys, kept_values = (

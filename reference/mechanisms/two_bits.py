@@ -12,12 +12,20 @@ from typing import Any, Final
 
 import torch
 
-from kvclaims.reference.mechanisms.model import BLOCK, MODEL, blocks_of
+from kvclaims.reference.mechanisms.model import (
+    BLOCK,
+    MODEL,
+    blocks_of,
+    foreign,
+)
 from kvclaims.spec.fidelity import Declaration, Fidelity, Loaded, Part, Stored, Tier
 
 GROUP: Final = 32
 RECENT: Final = 32
 LEVELS: Final = 4
+
+
+_OWN: Final = {"model": MODEL.name, "bits": 2, "group": GROUP, "recent window": RECENT}
 
 
 class TwoBits:
@@ -28,7 +36,7 @@ class TwoBits:
         title="asymmetric two-bit quantization",
         source="KIVI (arXiv 2402.02750)",
         fidelity=Fidelity.BOUNDED_LOSS,
-        identity=("model", "bits", "group", "recent window"),
+        identity=tuple(_OWN),
         obligation="in each group the error stays within half a step of its scale",
         leans=True,
     )
@@ -51,9 +59,11 @@ class TwoBits:
                 parts[f"{name}/{at}"] = Part(Tier.DEVICE, codes)
                 parts[f"{name}-scale/{at}"] = Part(Tier.DEVICE, torch.stack((scale, low)))
         parts["recent"] = Part(Tier.DEVICE, torch.stack((keys[:, :, old:], values[:, :, old:])))
-        return Stored(tuple(tokens), parts, identity={"bits": 2, "group": GROUP}, bound=bounds)
+        return Stored(tuple(tokens), parts, identity=_OWN, bound=bounds)
 
     def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        if odd := foreign(stored, _OWN):
+            return Loaded(declined=odd)
         if before:
             return Loaded(declined="another prefix")
         wanted = blocks_of(stored.tokens)[:blocks]

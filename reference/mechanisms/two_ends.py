@@ -12,9 +12,15 @@ from typing import Any, Final
 
 import torch
 
-from kvclaims.reference.mechanisms.file_offload import FileOffload
+from kvclaims.reference.mechanisms.file_offload import OWN, FileOffload
 from kvclaims.reference.mechanisms.files import read
-from kvclaims.reference.mechanisms.model import BLOCK, MODEL, blocks_of, cut
+from kvclaims.reference.mechanisms.model import (
+    BLOCK,
+    MODEL,
+    blocks_of,
+    cut,
+    foreign,
+)
 from kvclaims.spec.fidelity import Declaration, Fidelity, Loaded, Stored
 
 
@@ -26,7 +32,7 @@ class TwoEnds:
         title="front computed while the back is loaded",
         source="Cake (arXiv 2410.03065)",
         fidelity=Fidelity.RESTORABLE,
-        identity=("model", "block size"),
+        identity=tuple(OWN),
         obligation="provenance of each block: computed or loaded",
     )
     model = MODEL
@@ -38,6 +44,8 @@ class TwoEnds:
         return self._files.store(tokens, query, folder)
 
     def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        if odd := foreign(stored, OWN):
+            return Loaded(declined=odd)
         if before:
             return Loaded(declined="the hash names another prefix")
         front, back = 0, len(blocks_of(stored.tokens)[:blocks])

@@ -19,6 +19,7 @@ from kvclaims.reference.mechanisms.model import (
     WIDTH,
     blocks_of,
     cut,
+    foreign,
     rotate,
     unrotate,
 )
@@ -29,6 +30,13 @@ CODEWORDS: Final = 8
 _ROUNDS: Final = 6
 
 
+_OWN: Final = {
+    "model": MODEL.name,
+    "codebook": (STAGES, CODEWORDS),
+    "bits": STAGES * (CODEWORDS - 1).bit_length(),
+}
+
+
 class VectorQuantization:
     """Implements `spec.fidelity.Mechanism`."""
 
@@ -37,7 +45,7 @@ class VectorQuantization:
         title="additive vector quantization with a codebook that commutes with rotation",
         source="CommVQ (arXiv 2506.18879)",
         fidelity=Fidelity.LOSSY,
-        identity=("model", "codebook", "bits"),
+        identity=tuple(_OWN),
         obligation="the codebook lives as long as any code",
         leans=True,
     )
@@ -51,9 +59,11 @@ class VectorQuantization:
             parts[f"codebook/{name}"] = Part(Tier.DEVICE, book)
             for i in blocks_of(tokens):
                 parts[f"{name}/{i}"] = Part(Tier.DEVICE, codes[:, :, :, cut(i)])
-        return Stored(tuple(tokens), parts, identity={"codewords": CODEWORDS, "stages": STAGES})
+        return Stored(tuple(tokens), parts, identity=_OWN)
 
     def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        if odd := foreign(stored, _OWN):
+            return Loaded(declined=odd)
         wanted = blocks_of(stored.tokens)[:blocks]
         both = []
         for name in ("keys", "values"):

@@ -14,7 +14,7 @@ from kvclaims.checker import lower, profiles
 from kvclaims.checker.lower import ProbeResult
 from kvclaims.checker.obligations import read_lines, shown_by
 from kvclaims.checker.profiles import Document, Evidence, Mode, Probe, Profile, Refutation
-from kvclaims.spec.interface import BadOperation, EngineInfo
+from kvclaims.spec.interface import BadOperation, EngineInfo, EngineMissing
 from kvclaims.spec.lowering import OWED, Depth, Lowering, Obligation, Way
 from kvclaims.spec.vocabulary import Protection, Verdict
 
@@ -484,9 +484,12 @@ def test_a_mode_that_stands_in_for_another_is_never_taken_on_trust(weaker: Prote
 
 def test_a_run_that_might_refute_and_cannot_be_done_leaves_nothing_shown() -> None:
     against = Refutation(Probe("vllm", "L1"), "it evicts")
-    verdict = lower.judge(hard_by_documents(refuted=(against,)), cannot_run)
+    verdict = lower.judge(hard_by_documents(refuted=(against,)), cannot_run, "vllm")
     assert verdict.reasons == ("it may be refuted: L1 cannot run here",)
-    assert lower.judge(hard_by_documents(refuted=(against,)), fails).lowering is Lowering.POLICY
+    assert (
+        lower.judge(hard_by_documents(refuted=(against,)), fails, "vllm").lowering
+        is Lowering.POLICY
+    )
 
 
 def test_best_effort_for_soft_priority_is_not_refuted_by_a_run_of_something_else() -> None:
@@ -566,3 +569,90 @@ def test_a_profile_that_makes_no_sense_is_one_clear_line(
 def test_an_unknown_profile_names_those_there_are() -> None:
     with pytest.raises(BadOperation, match="no profile 'nonsense' \\(known: dynamo, "):
         profiles.load("nonsense")
+
+
+# --- what a run shows, and of whom -----------------------------------------------------------
+
+
+def test_what_an_adapter_does_is_not_the_engines_own() -> None:
+    """Every run with a claim in force on an engine of others runs the adapter's policy."""
+    profile = profiles.load("vllm-claims")
+    modes = tuple(
+        replace(
+            mode,
+            depth=Depth.NONE,
+            claims=Lowering.NATIVE,
+            evidence={o: replace(one, way=Way.OWN) for o, one in mode.evidence.items()},
+        )
+        for mode in profile.modes
+    )
+    for judged in lower.lower(replace(profile, modes=modes), holds).modes:
+        assert judged.lowering is Lowering.REJECTED
+        assert len(judged.reasons) == len(judged.mode.evidence)
+        assert "runs an adapter of depth policy, and shows nothing that is own" in judged.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("engine", "program", "depth"),
+    [
+        ("reference", "L3", Depth.NONE),
+        ("vllm", "L1", Depth.TELEMETRY),
+        ("vllm", "observed", Depth.TELEMETRY),
+        ("vllm", "L3", Depth.POLICY),
+        ("vllm", "L7", Depth.POLICY),
+        ("sglang", "soft-order", Depth.POLICY),
+    ],
+)
+def test_how_deep_the_adapter_of_a_run_reaches(engine: str, program: str, depth: Depth) -> None:
+    assert lower.depth_of_run(Probe(engine, program)) is depth
+
+
+def test_a_hard_mode_is_not_shown_by_the_run_of_an_expiring_claim() -> None:
+    (hard,) = (m for m in profiles.load("vllm-claims").modes if m.protection is Protection.HARD)
+    evidence = dict(hard.evidence)
+    wrong = replace(evidence[Obligation.PROTECTION], probe=Probe("vllm", "lease-read"))
+    evidence[Obligation.PROTECTION] = wrong
+    judged = lower.judge(replace(hard, evidence=evidence), holds, "vllm")
+    assert judged.reasons == (
+        "no_loss_by_own_choice: litmus lease-read does not show it of hard_protected",
+    )
+
+
+def test_a_document_shows_no_mode_of_the_runtimes_own() -> None:
+    read = Evidence(Way.OWN, "it says so", document=Document("d", "1", "somewhere"))
+    mode = Mode(
+        Protection.HARD,
+        Depth.NONE,
+        Lowering.NATIVE,
+        dict.fromkeys(OWED[Protection.HARD], read),
+    )
+    judged = lower.judge(mode, holds)
+    assert judged.lowering is Lowering.REJECTED
+    assert judged.reasons[0].startswith("a document shows no mode of the runtime's own")
+
+
+def test_a_run_on_another_engine_refutes_nothing() -> None:
+    refuted = (Refutation(Probe("reference", "L3"), "it evicts"),)
+    mode = Mode(Protection.HARD, Depth.NONE, Lowering.REJECTED, {}, refuted=refuted)
+    judged = lower.judge(mode, holds)
+    assert judged.lowering is Lowering.UNKNOWN
+    assert "a run on reference refutes nothing of this runtime" in judged.reasons
+
+
+def test_an_engine_that_cannot_be_imported_has_shown_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def breaks(*_: object) -> None:
+        raise EngineMissing("it cannot be imported")
+
+    monkeypatch.setattr(lower.litmus, "litmus", breaks)
+    result = lower.probe.__wrapped__(Probe("reference", "L1"))
+    assert result.verdict is Verdict.UNKNOWN
+    assert result.says == "litmus L1 on reference cannot run here (it cannot be imported)"
+
+
+def test_a_verdict_says_what_it_owes_and_rests_on() -> None:
+    lines = list(lower.lower(profiles.load("tensorrt-llm"), holds).lines())
+    at = next(i for i, line in enumerate(lines) if line.startswith("  soft_priority"))
+    assert lines[at + 1].strip().startswith("owes claim_identity, eviction_order")
+    assert lines[at + 2].strip().startswith("rests on document: KV Cache System 1.4.0rc4")

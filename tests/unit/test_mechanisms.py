@@ -14,12 +14,22 @@ torch = pytest.importorskip("torch", reason="mechanisms work on torch tensors")
 from kvclaims.checker import measure as m  # noqa: E402
 from kvclaims.reference.mechanisms import vector_quantization  # noqa: E402
 from kvclaims.reference.mechanisms.capsules import Capsules  # noqa: E402
+from kvclaims.reference.mechanisms.channels import PrunedChannels  # noqa: E402
+from kvclaims.reference.mechanisms.facts import Facts  # noqa: E402
 from kvclaims.reference.mechanisms.file_offload import FileOffload, Lookup  # noqa: E402
+from kvclaims.reference.mechanisms.files import publish, read  # noqa: E402
 from kvclaims.reference.mechanisms.model import MODEL, rotate, unrotate  # noqa: E402
 from kvclaims.reference.mechanisms.persistent import PersistentReader  # noqa: E402
 from kvclaims.reference.mechanisms.two_bits import TwoBits  # noqa: E402
 from kvclaims.reference.mechanisms.two_ends import TwoEnds  # noqa: E402
-from kvclaims.spec.fidelity import Fidelity, Loaded, Stored, satisfies  # noqa: E402
+from kvclaims.spec.fidelity import (  # noqa: E402
+    Fidelity,
+    Loaded,
+    Part,
+    Stored,
+    Tier,
+    satisfies,
+)
 from kvclaims.spec.interface import BadOperation  # noqa: E402
 from kvclaims.spec.lowering import Lowering  # noqa: E402
 from kvclaims.spec.vocabulary import Verdict  # noqa: E402
@@ -100,7 +110,7 @@ def test_a_claim_that_asks_for_more_than_the_class_is_refused_and_told_what_it_w
 ) -> None:
     asks = {ask.asked: ask for ask in reports["counter-causal-surprise"].asks}
     assert not asks[Fidelity.EXACT].granted
-    assert "7 leading exact tokens of 96" in asks[Fidelity.EXACT].served
+    assert "7 leading exact tokens of 96" in str(asks[Fidelity.EXACT].served)
     assert asks[Fidelity.LOSSY].granted
 
 
@@ -214,8 +224,6 @@ class Trusting(TwoEnds):
 
 
 def _sound(path: Path) -> bool:
-    from kvclaims.reference.mechanisms.files import read
-
     return read(path) is not None
 
 
@@ -359,3 +367,169 @@ def test_evidence_that_does_not_exist_cannot_be_left_out() -> None:
 def test_an_unknown_mechanism_is_one_clear_line() -> None:
     with pytest.raises(BadOperation, match="unknown mechanism 'nonsense' \\(known: cake, "):
         m.find("nonsense")
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_without_evidence_nothing_more_may_be_asked_for(
+    reports: dict[str, m.MechanismReport], name: str
+) -> None:
+    """Fail-closed: what is not shown takes away, and never grants."""
+    whole = {ask.asked for ask in reports[name].asks if ask.granted}
+    for missing in m.MEASURES:
+        rest = tuple(item for item in reports[name].evidence if item.name != missing)
+        less = replace(reports[name], evidence=rest)
+        granted = {ask.asked for ask in less.asks if ask.granted}
+        assert granted <= whole, missing
+        assert not granted or less.verdict is Verdict.HOLDS
+
+
+class Unchecked(FileOffload):
+    """Reads what lies in its files, right or not."""
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        loaded = super().load(stored, before, blocks)
+        if not loaded.declined or before:
+            return loaded
+        paths = [part.path for part in stored.parts.values()]
+        if len(paths) < 6 or not all(path and path.exists() for path in paths):
+            return loaded
+        keys, values = self.model.kv(stored.tokens)
+        return Loaded(keys + 1, values, torch.ones(96, dtype=torch.bool), ("file",) * 6)
+
+
+class UncheckedExact(Unchecked):
+    declaration = replace(FileOffload.declaration, fidelity=Fidelity.EXACT)
+
+
+@pytest.mark.parametrize("mechanism", [Unchecked, UncheckedExact])
+def test_files_without_a_checksum_are_neither_restorable_nor_exact(mechanism: Any) -> None:
+    report = m.measure(mechanism())
+    assert not evidence(report, "spoilt").shows
+    assert not evidence(report, "device").shows
+    assert report.measured not in (Fidelity.EXACT, Fidelity.RESTORABLE)
+    assert report.lowering is Lowering.REJECTED
+
+
+class LooksOnly(FileOffload):
+    """Computes all of it, and calls what it computed a file if the file is there."""
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        if before or any(not (p.path and p.path.exists()) for p in stored.parts.values()):
+            return Loaded(declined="something is gone")
+        if len(stored.parts) < 6:
+            return Loaded(declined="something is gone")
+        keys, values = self.model.kv(stored.tokens)
+        return Loaded(keys, values, torch.ones(96, dtype=torch.bool), ("file",) * 6)
+
+
+def test_what_is_computed_in_place_of_a_spoilt_file_is_not_restored() -> None:
+    spoilt = evidence(m.measure(LooksOnly()), "spoilt")
+    assert spoilt.figures["served_wrong"] == []
+    assert len(spoilt.figures["invented"]) == 6
+    assert not spoilt.shows
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "change"),
+    [
+        (TwoBits, lambda one: replace(one, keys=-100 * one.keys, values=-100 * one.values)),
+        (
+            Capsules,
+            lambda one: replace(one, keys=None, values=None, output=lambda q: 1e6 * one.output(q)),
+        ),
+    ],
+)
+def test_no_class_is_given_to_garbage(mechanism: Any, change: Any) -> None:
+    class Changed(mechanism):  # type: ignore[misc]
+        def store(self, tokens: Sequence[int], query: Any, folder: Path) -> Stored:
+            stored = super().store(tokens, query, folder)
+            if stored.bound is None:
+                return stored
+            return replace(stored, bound=tuple(torch.full_like(b, 1e300) for b in stored.bound))
+
+    report = m.measure(served_as(Changed, change))
+    assert not evidence(report, "attention").shows
+    assert (report.measured, report.lowering) == (None, Lowering.REJECTED)
+
+
+class DeepGarbage(Facts):
+    """Right in the first layer, which knows no context, and in no other."""
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        loaded = super().load(stored, before, blocks)
+        if loaded.declined or tuple(before) == stored.context:
+            return loaded
+        keys, values = loaded.keys.clone(), loaded.values.clone()
+        keys[1:], values[1:] = -1e6, 1e6
+        return replace(loaded, keys=keys, values=values)
+
+
+def test_every_layer_is_turned_to_its_place() -> None:
+    report = m.measure(DeepGarbage())
+    assert not evidence(report, "rotation").shows
+    assert report.lowering is Lowering.REJECTED
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_an_identity_that_is_declared_and_not_kept_is_found(name: str) -> None:
+    mechanism = m.find(name)
+
+    class Changed(type(mechanism)):  # type: ignore[misc]
+        declaration = replace(
+            mechanism.declaration, identity=tuple(i for i in mechanism.declaration.identity[:-1])
+        )
+
+    report = m.measure(Changed())
+    assert not evidence(report, "identity").shows
+    assert report.lowering is Lowering.REJECTED
+
+
+def test_an_object_that_is_served_to_anybody_is_found() -> None:
+    class Open(TwoBits):
+        def load(self, stored: Stored, *more: Any, **rest: Any) -> Loaded:
+            return super().load(replace(stored, identity=self._own), *more, **rest)
+
+        def store(self, tokens: Sequence[int], query: Any, folder: Path) -> Stored:
+            stored = super().store(tokens, query, folder)
+            self._own = stored.identity
+            return stored
+
+    found = evidence(m.measure(Open()), "identity")
+    assert found.figures["ignored"] == ["bits", "group", "model", "recent window"]
+
+
+class InFiles(PrunedChannels):
+    """Keeps in a file what was pruned for a query, and does not say for which."""
+
+    declaration = replace(PrunedChannels.declaration, identity=("model", "channels kept"))
+
+    def store(self, tokens: Sequence[int], query: Any, folder: Path) -> Stored:
+        stored = super().store(tokens, query, folder)
+        loaded = super().load(stored)
+        publish(folder / "whole", loaded.keys, loaded.values)
+        return replace(stored, parts={"whole": Part(Tier.FILE, path=folder / "whole")})
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        whole = read(stored.parts["whole"].path) if "whole" in stored.parts else None
+        if before or whole is None:
+            return Loaded(declined="gone")
+        end = 96 if blocks is None else 16 * blocks
+        keys, values = (tensor[:, :, :end] for tensor in whole)
+        return Loaded(keys, values, torch.ones(end, dtype=torch.bool), ("file",) * (end // 16))
+
+
+def test_what_depends_on_the_query_is_found_in_files_too() -> None:
+    report = m.measure(InFiles())
+    assert evidence(report, "query").figures["differing"] == ["whole"]
+    assert report.lowering is Lowering.REJECTED
+
+
+def test_a_mechanism_that_breaks_off_is_told_so() -> None:
+    class Broken(TwoBits):
+        def load(self, stored: Stored, *more: Any, **rest: Any) -> Loaded:
+            if len(stored.parts) < 9:
+                raise KeyError("a group")
+            return super().load(stored, *more, **rest)
+
+    loss = evidence(m.measure(Broken()), "loss")
+    assert (loss.shows, loss.says) == (False, "it raised KeyError: 'a group'")

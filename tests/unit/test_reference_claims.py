@@ -81,6 +81,14 @@ def test_L2_a_claim_that_asks_for_more_than_survives_is_refused() -> None:
     assert w.claim("d", "A2", fidelity=Fidelity.LOSSY).decision is Decision.ACCEPTED
 
 
+@pytest.mark.parametrize("part", [{"n": 2}, {"n": 2, "start": 1}, {"min_blocks": 1}])
+def test_L2_a_state_is_claimed_whole(part: dict[str, Any]) -> None:
+    w = World(8, fidelity=Fidelity.STATE)
+    with pytest.raises(BadOperation, match="a state is claimed whole"):
+        w.claim("c", "A3", fidelity=Fidelity.STATE, **part)
+    assert w.claim("c", "A3", fidelity=Fidelity.STATE).decision is Decision.ACCEPTED
+
+
 def test_L2_a_clipped_claim_keeps_the_class_that_it_asked_for() -> None:
     granted = World(3).claim("c", "A6", fidelity=Fidelity.LOSSY, min_blocks=1).granted
     assert granted == Predicate(PredicateKind.LEADING, 3, fidelity=Fidelity.LOSSY)
