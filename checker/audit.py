@@ -43,7 +43,7 @@ _FLAG: Final = "true or false"
 _NAMES: Final = "a list of names"
 _NUMBERS: Final = "a list of whole numbers"
 _PAIRS: Final = "a list of pairs of a name and a number"
-_PREDICATE: Final = "a record of kind, start and n, and of its fidelity if that is not exact"
+_PREDICATE: Final = "a record of kind, start and n, and of fidelity and bound if not exact"
 _STANDING: Final = "a record of holds, leading and survivors"
 _LESS_THAN_EXACT: Final = frozenset(Fidelity) - {Fidelity.EXACT}
 
@@ -56,7 +56,8 @@ def _is_pair(value: object) -> bool:
 
 
 def _is_predicate(value: object) -> bool:
-    if _is_record(value, kind=str, start=int, n=int, fidelity=str):
+    bounded = _is_record(value, kind=str, start=int, n=int, fidelity=str, bound=float)
+    if bounded or _is_record(value, kind=str, start=int, n=int, fidelity=str):
         return value["fidelity"] in _LESS_THAN_EXACT  # type: ignore[index]
     return _is_record(value, kind=str, start=int, n=int)
 

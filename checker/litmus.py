@@ -296,7 +296,8 @@ class _Run:
         number, doing = 0, "opening the pool"
         try:
             self._check_features()
-            runtime = self._open(replace(config, fidelity=self._fidelity()), run_id)
+            fidelity, bound = self._fidelity()
+            runtime = self._open(replace(config, fidelity=fidelity, bound=bound), run_id)
             try:
                 self._watch(runtime)
                 for number, operation in enumerate(self.case.operations, 1):
@@ -330,10 +331,11 @@ class _Run:
         if self.engine.block_size == 1 and any(map(_is_partial, self.case.operations)):
             raise NotExposed("a block that is partly filled: the engine's block is one token")
 
-    def _fidelity(self) -> Fidelity:
-        """What survives in this pool: what its mechanism was measured to give."""
+    def _fidelity(self) -> tuple[Fidelity, float | None]:
+        """What survives in this pool: what its mechanism was measured to give, and within which
+        bound."""
         if self.case.mechanism is None:
-            return Fidelity.EXACT
+            return Fidelity.EXACT, None
         try:
             report = _measured(self.case.mechanism)
         except EngineMissing as error:
@@ -347,7 +349,7 @@ class _Run:
             "leading_tokens": served.leading_tokens,
             "output_error": None if off is None else round(off, 2),
         }
-        return report.measured
+        return report.measured, report.largest_bound
 
     def _watch(self, runtime: Runtime) -> None:
         try:

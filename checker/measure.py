@@ -145,6 +145,12 @@ class MechanismReport:
         return None
 
     @property
+    def largest_bound(self) -> float | None:
+        """The largest error that was promised for an element, where that holds."""
+        found = (item for item in self.evidence if item.name == "bound" and item.shows)
+        return next((item.figures["largest_bound"] for item in found), None)
+
+    @property
     def rests_on(self) -> tuple[str, ...]:
         """The evidence without which nothing is said of the declaration."""
         own = self.declaration

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from kvclaims.spec.claims import TABLE
-from kvclaims.spec.fidelity import Fidelity, satisfies
-from kvclaims.spec.interface import ClaimAnswer, ClaimView, Observation, RequestView
-from kvclaims.spec.operations import Operation
+from kvclaims.spec.interface import ClaimAnswer, ClaimView, Observation, PoolConfig, RequestView
+from kvclaims.spec.operations import Operation, claim_spec
 from kvclaims.spec.vocabulary import RESPONSIBLE, TERMINAL, Decision, Outcome, Phase, Protection
 
 Broken = tuple[str, str]
@@ -83,22 +82,22 @@ _FINAL: Final = (
 )
 
 
-def answered(asked: Operation, answer: ClaimAnswer, survives: Fidelity) -> Iterator[Broken]:
+def answered(asked: Operation, answer: ClaimAnswer, config: PoolConfig) -> Iterator[Broken]:
     """A decision on a claim has a reason and numbers that agree with it (L2, F2); no claim gets
-    more than the class that `survives` in the pool."""
+    more than what survives in the pool."""
     name, hard = asked.fields["claim"], _protection(asked) is Protection.HARD
     if not answer.reason:
         yield "L2", f"claim {name} was answered {answer.decision} without a reason"
     if (answer.decision is Decision.REFUSED) != (answer.granted is None):
         yield "L2", f"claim {name} was answered {answer.decision} and granted {answer.granted}"
-    wanted = Fidelity(asked.fields.get("fidelity", Fidelity.EXACT))
-    if not satisfies(survives, wanted):
+    spec = claim_spec(asked.fields, config.block_size).predicate
+    if not config.gives(spec):
         if answer.granted is not None:
-            yield "L2", f"claim {name} was granted {wanted} where {survives} survives"
+            yield "L2", f"claim {name} was granted {spec.fidelity} where {config.fidelity} survives"
         return
     if answer.granted is not None:
-        if answer.granted.fidelity is not wanted:
-            yield "L2", f"claim {name} asked for {wanted}, was granted {answer.granted.fidelity}"
+        if (answer.granted.fidelity, answer.granted.bound) != (spec.fidelity, spec.bound):
+            yield "L2", f"claim {name} asked for {spec}, was granted {answer.granted}"
         clipped = answer.granted.n != asked.fields["n"]
         if clipped != (answer.decision is Decision.CLIPPED):
             yield (

@@ -344,7 +344,7 @@ class Supervisor:
         yield from observing.standing(after)
         yield from self._capacity(after)
         if isinstance(answer.value, ClaimAnswer):
-            yield from observing.answered(operation, answer.value, self.runtime.config.fidelity)
+            yield from observing.answered(operation, answer.value, self.runtime.config)
             yield from decided(one, self.known, refs, unwritten)
         yield from self._time(before, after)
         yield from self._shadow_agrees(after)

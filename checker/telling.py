@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from kvclaims.checker.knowledge import Knowledge
 from kvclaims.checker.observing import FAULTS, Broken
-from kvclaims.spec.fidelity import satisfies
 from kvclaims.spec.interface import (
     ClaimAnswer,
     Observation,
@@ -152,7 +151,7 @@ def decided(
     wanted = _granted(spec.protection, spec.predicate, spec.min_blocks, costs, before.headroom)
     if spec.protection is Protection.OFFLOADABLE and not known.config.host_blocks:
         wanted = None
-    if not satisfies(known.config.fidelity, spec.predicate.fidelity):
+    if not known.config.gives(spec.predicate):
         wanted, costs = None, [0]
     got = answer.granted
     if got != wanted:

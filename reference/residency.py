@@ -16,7 +16,7 @@ from kvclaims.reference.memory import Memory
 from kvclaims.reference.narrator import Narrator
 from kvclaims.reference.pool import Refused
 from kvclaims.spec.content import content_ids
-from kvclaims.spec.fidelity import may_be_cut, satisfies
+from kvclaims.spec.fidelity import may_be_cut
 from kvclaims.spec.interface import (
     BadOperation,
     ClaimAnswer,
@@ -49,7 +49,7 @@ class Residency:
         self._pool = ledger.pool
         self._narrator = narrator
         self._block_size = config.block_size
-        self._fidelity = config.fidelity
+        self._config = config
         self._claims = Declared()
 
     # --- what owners and time do ------------------------------------------------------------
@@ -267,8 +267,8 @@ class Residency:
         spec, headroom = entry.spec, self._pool.headroom
         if spec.protection is Protection.OFFLOADABLE:
             return ClaimAnswer(Decision.REFUSED, "no tier", 0, headroom, None)
-        if not satisfies(self._fidelity, spec.predicate.fidelity):
-            reason = f"{spec.predicate.fidelity} is asked, {self._fidelity} survives"
+        if not self._survives(spec.predicate):
+            reason = f"{spec.predicate.fidelity} is asked, {self._config.fidelity} survives"
             return ClaimAnswer(Decision.REFUSED, reason, 0, headroom, None)
         if not entry.hard:
             return ClaimAnswer(
@@ -288,6 +288,10 @@ class Residency:
                         Decision.CLIPPED, "clipped to the headroom", less, headroom, granted
                     )
         return ClaimAnswer(Decision.REFUSED, "exceeds the headroom", cost, headroom, None)
+
+    def _survives(self, asked: Predicate) -> bool:
+        """What is asked for is what survives in this pool."""
+        return self._config.gives(asked)
 
     def _cost(self, entry: Claim, blocks: int) -> int:
         """What the first `blocks` positions take from the headroom (F1: used blocks are free)."""

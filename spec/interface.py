@@ -8,6 +8,7 @@ as such and never counted as passed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 from kvclaims.spec.content import cache_domain
-from kvclaims.spec.fidelity import Fidelity
+from kvclaims.spec.fidelity import Fidelity, satisfies
 from kvclaims.spec.telemetry import Event
 from kvclaims.spec.vocabulary import Decision, Outcome, Phase, Protection
 
@@ -48,10 +49,17 @@ class Predicate:
     start: int = 0
     fidelity: Fidelity = Fidelity.EXACT
     """What "survive" means (contract, *Terms*)."""
+    bound: float | None = None
+    """The largest error of an element that `bounded_loss` may have; None for whatever bound was
+    fixed when it was stored."""
 
     def __post_init__(self) -> None:
         if self.n <= 0 or self.start < 0:
             raise BadOperation("a predicate needs n > 0 blocks and a start of at least 0")
+        if self.bound is not None and (
+            self.fidelity is not Fidelity.BOUNDED_LOSS or not 0 < self.bound < math.inf
+        ):
+            raise BadOperation("a bound is a positive number, and goes with bounded_loss")
         if self.kind is PredicateKind.LEADING and self.start != 0:
             raise BadOperation("a leading prefix starts at position 0")
 
@@ -65,10 +73,12 @@ class Predicate:
         return replace(self, n=n)
 
     def to_json(self) -> dict[str, Any]:
-        """As events carry it: `fidelity` only where it is not exact."""
-        record = {"kind": self.kind.value, "start": self.start, "n": self.n}
+        """As events carry it: `fidelity` only where it is not exact, `bound` where there is one."""
+        record: dict[str, Any] = {"kind": self.kind.value, "start": self.start, "n": self.n}
         if self.fidelity is not Fidelity.EXACT:
             record["fidelity"] = self.fidelity.value
+        if self.bound is not None:
+            record["bound"] = self.bound
         return record
 
 
@@ -137,9 +147,19 @@ class PoolConfig:
     fidelity: Fidelity = Fidelity.EXACT
     """What is served of a block that survives: the class of the mechanism that keeps its KV.  A
     claim that asks for more than this class gives is refused (L2)."""
+    bound: float | None = None
+    """With `bounded_loss`, the largest error of an element; None where none is known."""
     connector: int = 0
     """1: a connector loads what requests are offered (`RequestSpec.external`); 2: it may also send
     what a request leaves, whose blocks stay (`ending`) until that is done; 0: there is none."""
+
+    def gives(self, asked: Predicate) -> bool:
+        """Whether what survives in this pool is what the predicate asks for."""
+        if not satisfies(self.fidelity, asked.fidelity):
+            return False
+        if asked.bound is None or self.fidelity is not Fidelity.BOUNDED_LOSS:
+            return True
+        return self.bound is not None and self.bound <= asked.bound
 
     def __post_init__(self) -> None:
         if self.policy not in (FCFS, PRIORITY) or not self.windows or min(self.windows) < 0:

@@ -6,6 +6,7 @@ one and rejects anything unknown, `perform` does it on a runtime.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -107,6 +108,12 @@ def _fidelity(value: object) -> Fidelity:
     return Fidelity(str(value))
 
 
+def _bound(value: object) -> float:
+    if type(value) not in (int, float) or not 0 < value < math.inf:  # type: ignore[operator]
+        raise ValueError("must be a positive number")
+    return float(value)  # type: ignore[arg-type]
+
+
 Reader = Callable[[object], Any]
 
 _CONTENT: Final[dict[str, Reader]] = {"content": content_from_json}
@@ -120,6 +127,7 @@ SCHEMA: Final[dict[str, tuple[dict[str, Reader], dict[str, Reader]]]] = {
             "kind": _kind,
             "start": _count,
             "fidelity": _fidelity,
+            "bound": _bound,
             "protection": _protection,
             "generation": _positive,
             "owner": _text,
@@ -293,7 +301,7 @@ def claim_spec(fields: Mapping[str, Any], block_size: int) -> ClaimSpec:
         if key in fields
     }
     fidelity = fields.get("fidelity", Fidelity.EXACT)
-    predicate = Predicate(kind, fields["n"], fields.get("start", 0), fidelity)
+    predicate = Predicate(kind, fields["n"], fields.get("start", 0), fidelity, fields.get("bound"))
     return ClaimSpec(fields["claim"], tokens_of(fields["content"], block_size), predicate, **rest)
 
 

@@ -148,9 +148,9 @@ def _protection(name: str, value: Any) -> Protection:
 
 
 def _predicate(name: str, value: Any) -> Predicate:
-    known = {"kind", "n", "start", "fidelity"}
+    known = {"kind", "n", "start", "fidelity", "bound"}
     if not isinstance(value, Mapping) or not {"n"} <= set(value) <= known:
-        raise BadClaim(f'{name} is {{"kind", "n", "start", "fidelity"}}')
+        raise BadClaim(f'{name} is {{"kind", "n", "start", "fidelity", "bound"}}')
     start = value.get("start", 0)
     if type(start) is not int or not 0 <= start < _MOST:
         raise BadClaim("start is a whole number from 0")
@@ -165,7 +165,16 @@ def _predicate(name: str, value: Any) -> Predicate:
         fidelity = Fidelity(value.get("fidelity", Fidelity.EXACT))
     except ValueError:
         raise BadClaim(f"fidelity is one of {', '.join(Fidelity)}") from None
-    return Predicate(kind, _whole("n", value["n"]), start, fidelity)
+    bound = value.get("bound")
+    if bound is not None and (
+        fidelity is not Fidelity.BOUNDED_LOSS
+        or type(bound) not in (int, float)
+        or not 0 < bound < math.inf
+    ):
+        raise BadClaim("bound is a positive number, and goes with bounded_loss")
+    return Predicate(
+        kind, _whole("n", value["n"]), start, fidelity, None if bound is None else float(bound)
+    )
 
 
 def _tokens(name: str, value: Any) -> tuple[int, ...]:

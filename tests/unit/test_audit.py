@@ -201,6 +201,10 @@ def edit(line: str, **changes: Any) -> str:
             lambda x: [x[0], edit(x[1], predicate={**PREDICATE, "fidelity": "fine"}), *x[2:]],
             "line 2: resident_claim_submitted",
         ),
+        (
+            lambda x: [x[0], edit(x[1], predicate={**PREDICATE, "bound": 0.5}), *x[2:]],
+            "line 2: resident_claim_submitted",
+        ),
         (lambda x: [edit(x[0], run_id=7), *x[1:]], "line 1: run_id is not a text (T3)"),
         (lambda x: [edit(x[0], event=[]), *x[1:]], "line 1: unknown event []"),
         (lambda x: ["[]", *x[1:]], "line 1: not a JSON object"),

@@ -81,6 +81,39 @@ def test_L2_a_claim_that_asks_for_more_than_survives_is_refused() -> None:
     assert w.claim("d", "A2", fidelity=Fidelity.LOSSY).decision is Decision.ACCEPTED
 
 
+@pytest.mark.parametrize(
+    ("survives", "bound", "asked", "decision"),
+    [
+        (Fidelity.BOUNDED_LOSS, 0.5, 0.5, Decision.ACCEPTED),
+        (Fidelity.BOUNDED_LOSS, 0.5, 0.4, Decision.REFUSED),
+        (Fidelity.BOUNDED_LOSS, 0.5, None, Decision.ACCEPTED),
+        (Fidelity.BOUNDED_LOSS, None, 0.5, Decision.REFUSED),
+        (Fidelity.EXACT, None, 0.1, Decision.ACCEPTED),
+        (Fidelity.LOSSY, None, 9.0, Decision.REFUSED),
+    ],
+)
+def test_L2_a_bound_that_is_asked_for_is_kept(
+    survives: Fidelity, bound: float | None, asked: float | None, decision: Decision
+) -> None:
+    w = World(8, fidelity=survives, bound=bound)
+    predicate = Predicate(PredicateKind.LEADING, 2, 0, Fidelity.BOUNDED_LOSS, asked)
+    answer = w.runtime.declare(ClaimSpec("c", w.tokens("A2"), predicate))
+    assert answer.decision is decision
+    if decision is Decision.ACCEPTED:
+        assert answer.granted == predicate
+
+
+@pytest.mark.parametrize(
+    ("fidelity", "bound"),
+    [(Fidelity.EXACT, 1.0), (Fidelity.BOUNDED_LOSS, 0.0), (Fidelity.BOUNDED_LOSS, float("nan"))],
+)
+def test_L2_a_bound_is_a_positive_number_and_goes_with_bounded_loss(
+    fidelity: Fidelity, bound: float
+) -> None:
+    with pytest.raises(BadOperation, match="a bound is a positive number"):
+        Predicate(PredicateKind.LEADING, 2, 0, fidelity, bound)
+
+
 @pytest.mark.parametrize("part", [{"n": 2}, {"n": 2, "start": 1}, {"min_blocks": 1}])
 def test_L2_a_state_is_claimed_whole(part: dict[str, Any]) -> None:
     w = World(8, fidelity=Fidelity.STATE)

@@ -49,6 +49,15 @@ def test_all_full_blocks_are_meant_where_nothing_is_said() -> None:
         ({"claim_id": "c", "predicate": {"n": 2, "m": 1}}, "predicate is"),
         ({"claim_id": "c", "predicate": {"n": 2, "fidelity": "fine"}}, "fidelity is one of exact"),
         ({"claim_id": "c", "predicate": {"n": 2, "fidelity": [1]}}, "fidelity is one of exact"),
+        ({"claim_id": "c", "predicate": {"n": 2, "bound": 0.5}}, "goes with bounded_loss"),
+        (
+            {"claim_id": "c", "predicate": {"n": 2, "fidelity": "bounded_loss", "bound": -1}},
+            "bound is a positive number",
+        ),
+        (
+            {"claim_id": "c", "predicate": {"n": 2, "fidelity": "bounded_loss", "bound": True}},
+            "bound is a positive number",
+        ),
         (
             {"claim_id": "c", "predicate": {"kind": "leading_prefix_at_least", "n": 2, "start": 1}},
             "0",
