@@ -632,4 +632,4 @@ def test_wrong_use_ends_with_2(arguments: list[str]) -> None:
 def test_the_checks_must_pass_before_anything_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutatecode, "in_child", lambda _: Answer("litmus", "L1: VIOLATED"))
     with pytest.raises(BadOperation, match="nothing can be judged"):
-        mutate.mutate("reference")
+        mutate.mutate("monitor")
