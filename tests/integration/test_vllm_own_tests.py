@@ -41,6 +41,9 @@ FILES = (
 NO_MODEL = "Invalid repository ID or local directory specified"
 """What tests say whose model would have to be downloaded."""
 
+MODELS = ("facebook/opt-125m", "facebook/opt-350m", "Qwen/Qwen2.5-VL-3B-Instruct")
+"""Models that tests only name, and never run: a folder that is called so says what they are."""
+
 OPT = {
     "architectures": ["OPTForCausalLM"],
     "model_type": "opt",
@@ -60,9 +63,9 @@ OPT = {
 
 @pytest.mark.timeout(1800)
 def test_they_pass_with_claims_in_force(tmp_path: Path) -> None:
-    folder = tmp_path / "facebook" / "opt-125m"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(OPT))
+    for model in MODELS:
+        (tmp_path / model).mkdir(parents=True)
+        (tmp_path / model / "config.json").write_text(json.dumps(OPT))
     own = Path(SDIST) / "tests" / "v1"
     ran = subprocess.run(
         [
