@@ -25,7 +25,11 @@ _BLOCKS: Final = {
     "reserved_blocks": "Blocks promised to hard claims and not covered yet.",
     "free_blocks": "Blocks in the free queue, cached ones included.",
     "headroom_blocks": "Free blocks less what is reserved (F2).",
+    "tier_blocks": "Copies that the tier of offloadable claims has room for.",
+    "tier_promised_blocks": "Contents that responsible offloadable claims were promised room for.",
+    "tier_kept_blocks": "Copies in the tier, of ended claims too.",
 }
+"""Those of a tier only where there is one."""
 
 
 def exposition(stats: Mapping[str, Any]) -> bytes:
@@ -47,7 +51,8 @@ class _Once(Collector):
             [{**_who(), "run_id": self._stats["run_id"], "policy": "resident_claims", "n": 1}],
         )
         for name, meaning in _BLOCKS.items():
-            yield GaugeMetricFamily(f"kvclaims_{name}", meaning, value=self._stats[name])
+            if name in self._stats:
+                yield GaugeMetricFamily(f"kvclaims_{name}", meaning, value=self._stats[name])
         yield from self._claims()
         yield from self._requests()
         yield self._ages()

@@ -234,7 +234,7 @@ class Desk:
         body["hard_blocks"] = share.used.get(who.owner, 0)
         body["quota"] = share.quota(who.owner)
         body["hard_cap"] = share.limits.cap
-        return Answer(200, body)
+        return Answer(200, {**body, **self._tier()})
 
     def _op_verdict(self, who: Who, message: Mapping[str, Any]) -> Answer:
         """Why the request of this (external) id was turned away, if it was."""
@@ -387,6 +387,17 @@ class Desk:
             "headroom_blocks": book.headroom(),
         }
 
+    def _tier(self) -> dict[str, int]:
+        """Copies of blocks that the tier has room for, promised and holds; nothing without one."""
+        tier = self.enforcer.book.tier
+        if tier is None:
+            return {}
+        return {
+            "tier_blocks": tier.blocks,
+            "tier_promised_blocks": tier.promised,
+            "tier_kept_blocks": tier.kept,
+        }
+
     def stats(self) -> dict[str, Any]:
         """Everything that `/metrics` shows."""
         label = self._label
@@ -395,6 +406,7 @@ class Desk:
         states = Counter(r.state for r in self.enforcer.requests.records.values())
         return {
             **self._numbers(),
+            **self._tier(),
             "run_id": self.settings.run_id,
             "phases": Counter(claim.phase.value for claim in claims),
             "requests": {s: states.get(s, 0) for s in ("waiting", "loading", "running")},

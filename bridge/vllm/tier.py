@@ -64,11 +64,11 @@ class Results:
         """The same of two workers, which hold a part of every block each."""
         if other.life != self.life:
             raise ValueError("workers answer orders of different lives")
-        unpublished = {**other.unpublished, **self.unpublished}
+        alone = dict.fromkeys(self.published ^ other.published, "another worker has none")
         return Results(
             self.life,
-            (self.published | other.published) - unpublished.keys(),
-            unpublished,
+            self.published & other.published,
+            {**alone, **other.unpublished, **self.unpublished},
             {r: min(n, other.loaded.get(r, n)) for r, n in {**other.loaded, **self.loaded}.items()},
             {**other.broken, **self.broken},
         )

@@ -300,6 +300,25 @@ def test_the_tier_promises_no_more_than_it_has(tmp_path: Path) -> None:
     shop.close()
 
 
+def test_the_tiers_numbers_are_shown(shop: Shop) -> None:
+    from kvclaims.bridge.metrics import exposition
+
+    away(shop)
+    assert (
+        shop.pool.do("pool").body.items()
+        >= {
+            "tier_blocks": 40,
+            "tier_promised_blocks": 8,
+            "tier_kept_blocks": 8,
+        }.items()
+    )
+    shop.pool.do("release", claim_id="c")
+    page = exposition(shop.pool.do("stats").body).decode()
+    assert "kvclaims_tier_promised_blocks 0.0" in page
+    assert "kvclaims_tier_kept_blocks 8.0" in page
+    shop.close()
+
+
 def test_without_a_tier_there_is_nothing_to_promise(tmp_path: Path) -> None:
     from kvclaims.bridge.serving.settings import Settings
     from kvclaims.bridge.vllm.serving_bench import ServedPool

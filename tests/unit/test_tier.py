@@ -1,0 +1,166 @@
+"""The scheduler's book of a tier, without an engine (O1 to O3)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvclaims.bridge.vllm.tier import Move, Results, Tier
+
+
+def name(content: str) -> str:
+    return f"{ord(content):04x}"
+
+
+class Device:
+    """Contents by block; the tier is told of each as it appears."""
+
+    def __init__(self, tier: Tier) -> None:
+        self.tier = tier
+        self.at: dict[str, int] = {}
+
+    def put(self, content: str, block: int) -> None:
+        self.at[content] = block
+        self.tier.appeared(content)
+
+    def source(self, content: str) -> Move | None:
+        return Move(name(content), self.at[content]) if content in self.at else None
+
+    def save(self) -> list[str]:
+        """A step in which every copy is made; what was given up for them."""
+        orders, gone = self.tier.orders(self.source)
+        done = {move.name for move in orders.saves}
+        self.tier.saved(Results(self.tier.life, published=done))
+        return gone
+
+
+def promised(tier: Tier, claim: str, contents: str) -> None:
+    tier.promise(claim, {content: position for position, content in enumerate(contents)})
+
+
+def test_only_what_was_promised_is_saved_and_each_once() -> None:
+    tier = Tier(4)
+    device = Device(tier)
+    device.put("a", 1)
+    promised(tier, "one", "ab")
+    promised(tier, "two", "b")
+    device.put("b", 2)
+    device.put("c", 3)
+    orders, _ = tier.orders(device.source)
+    assert {move.block for move in orders.saves} == {1, 2}
+    assert tier.orders(device.source)[0].saves == ()  # they are under way
+    assert (tier.kept, tier.promised, tier.is_busy) == (0, 2, True)
+    assert sorted(tier.saved(Results(tier.life, {name("a"), name("b")}))) == ["a", "b"]
+    assert (tier.kept, tier.is_busy) == (2, False)
+    assert tier.owners("b") == {"one": 1, "two": 0}
+
+
+def test_room_is_promised_to_contents_and_shared_by_claims() -> None:
+    tier = Tier(3)
+    assert tier.fits("abc") == 3
+    promised(tier, "one", "abc")
+    assert (tier.fits("ab"), tier.fits("ad"), tier.fits("d")) == (2, 1, 0)
+    tier.release("one", "abc")
+    assert tier.fits("def") == 3
+
+
+def test_what_was_said_of_another_life_counts_for_nothing() -> None:
+    tier = Tier(2)
+    device = Device(tier)
+    promised(tier, "one", "a")
+    device.put("a", 1)
+    orders, _ = tier.orders(device.source)
+    assert tier.clear() == []
+    assert tier.saved(Results(orders.life, {name("a")})) == []
+    assert not tier.keeps("a")
+    assert device.save() == []
+    assert tier.keeps("a")
+
+
+def test_a_run_from_the_first_content_matches_and_under_its_name_only() -> None:
+    tier = Tier(4)
+    device = Device(tier)
+    promised(tier, "one", "abc")
+    for block, content in enumerate("ab", 1):
+        device.put(content, block)
+    device.save()
+    names = [name(c) for c in "abc"]
+    assert tier.matching("abc", names) == 2
+    assert tier.matching("cab", [names[2], *names[:2]]) == 0
+    assert tier.matching("ab", ["ffff", names[1]]) == 0
+
+
+def test_what_is_on_its_way_is_waited_for() -> None:
+    tier = Tier(4)
+    device = Device(tier)
+    promised(tier, "one", "ab")
+    device.put("a", 1)
+    device.put("b", 2)
+    device.save()
+    names = [name(c) for c in "ab"]
+    load = tier.begin("r", "a", [7])
+    assert tier.matching("ab", names) is None
+    assert tier.matching("ba", names[::-1]) == 1
+    assert tier.ended("r", 1) == load
+    assert tier.matching("a", names[:1]) is None  # it is there, and cannot be seen yet
+    assert tier.arrived(7, "a")
+    assert tier.matching("ab", names) == 2
+    assert not tier.arrived(8, "a")  # a request computed it
+
+
+@pytest.mark.parametrize("good", [0, 1])
+def test_what_nobody_waits_for_any_more_is_not_on_its_way(good: int) -> None:
+    tier = Tier(4)
+    device = Device(tier)
+    promised(tier, "one", "a")
+    device.put("a", 1)
+    device.save()
+    tier.begin("r", "a", [7])
+    tier.ended("r", good)
+    tier.abandoned([7])
+    assert tier.matching("a", [name("a")]) == 1
+
+
+def test_a_copy_that_a_load_reads_is_not_given_up() -> None:
+    tier = Tier(2)
+    device = Device(tier)
+    promised(tier, "old", "ab")
+    device.put("a", 1)
+    device.put("b", 2)
+    device.save()
+    tier.release("old", "ab")
+    tier.begin("r", "b", [5])
+    promised(tier, "new", "c")
+    device.put("c", 3)
+    assert device.save() == ["a"]
+    promised(tier, "newer", "d")
+    device.put("d", 4)
+    assert device.save() == []
+    assert tier.is_busy
+    tier.ended("r", 1)
+    assert device.save() == ["b"]
+    assert tier.copies.keys() == {"c", "d"}
+
+
+def test_a_tier_that_cannot_be_written_to_is_tried_again_ever_more_rarely() -> None:
+    tier = Tier(2)
+    device = Device(tier)
+    promised(tier, "one", "a")
+    device.put("a", 1)
+    tried = []
+    for step in range(40):
+        orders, _ = tier.orders(device.source)
+        if orders.saves:
+            tried.append(step)
+            tier.saved(Results(tier.life, unpublished={name("a"): "full"}))
+        assert not tier.is_busy
+    assert tried == [0, 2, 6, 14, 30]
+
+
+def test_two_workers_have_done_what_both_have_done() -> None:
+    one = Results("x", {"a", "b"}, {"c": "full"}, {"r": 3, "s": 2}, {})
+    two = Results("x", {"a", "c"}, {}, {"r": 1}, {"e": "wrong"})
+    told = {"b": "another worker has none", "c": "full"}
+    for merged in (one.merged(two), two.merged(one)):
+        assert merged == Results("x", {"a"}, told, {"r": 1, "s": 2}, {"e": "wrong"})
+    with pytest.raises(ValueError, match="different lives"):
+        one.merged(Results("y"))
