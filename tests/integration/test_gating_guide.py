@@ -32,9 +32,9 @@ PROGRAM = Program(
     tuple(
         parse(raw)
         for raw in (
-            {"op": "submit", "request": "r1", "content": [["A", 1]]},
-            {"op": "submit", "request": "r2", "content": [["A", 2]]},
-            {"op": "step"},
+            {"op": "submit", "request": "r7", "content": [["A", 1]]},
+            {"op": "submit", "request": "r8", "content": [["A", 2]]},
+            {"op": "drain"},
         )
     ),
 )
