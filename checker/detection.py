@@ -37,6 +37,8 @@ OPERATIONS: Final = 6000
 """Operations of fuzzing that a mutant has to survive: about 30 s of one core."""
 
 SEED: Final = 1
+SEEDS: Final = 4
+"""Into so many runs of their own the fuzzing is parted: each begins with pools of all kinds."""
 CHILD_S: Final = 300.0
 """Processor time after which a mutant counts as one that never ends."""
 
@@ -165,7 +167,8 @@ class Stage:
 def stages(operations: int) -> tuple[Stage, ...]:
     """Quick ones for all first, then the litmus programs and the rest of the fuzzing."""
     quick = Stage(QUICK, (partial(_fuzzed, QUICK, SEED),))
-    rest = (_litmus, partial(_fuzzed, operations, SEED + 1))
+    parts = [partial(_fuzzed, operations // SEEDS, SEED + n) for n in range(1, SEEDS + 1)]
+    rest = (_litmus, *parts)
     return (quick, Stage(operations, rest)) if operations > QUICK else (quick,)
 
 

@@ -198,7 +198,9 @@ def _mutants(
     yield (
         f"{len(drawn.mutants)} drawn out of {drawn.total:,} by a seed, over the places that "
         "`bridge/vllm/mutants.toml` names; none is picked by its result. Ours: fuzzing, then the "
-        "litmus programs, then more fuzzing; no known finding kills. Theirs: the engine's own "
+        "litmus programs, then more fuzzing; no known finding kills. The situations that fuzzing "
+        "begins with (`bridge/vllm/situations.toml`) were written for mutants of this sample that "
+        "had lived: on new mutants they show less. Theirs: the engine's own "
         "core and connector tests that pass without the mutant, the quickest first. What a side "
         "has not seen within its effort counts as not caught by it."
     )

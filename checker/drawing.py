@@ -89,7 +89,7 @@ def draw_config(code: bytes, block_size: int, features: frozenset[Feature]) -> P
         more["drafts"] = 1 + digits.below(3)
     if Feature.OFFLOAD in features and digits.below(2):
         more["host_blocks"] = 1 + digits.below(usable)
-    if Feature.WINDOWS in features and digits.one_in(8):
+    if Feature.WINDOWS in features and digits.one_in(6):
         window = block_size * (1 + digits.below(3)) + digits.among((0, 0, 1, -1))
         more["windows"] = digits.among(
             ((window,), (0, window), (0, window, window), (window, 0), (0, window, 3 * block_size))

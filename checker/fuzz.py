@@ -37,6 +37,7 @@ from kvclaims.checker.counterexample import (
     simplest,
 )
 from kvclaims.checker.drawing import CODE, POOL_CODE, Drawer, draw_config
+from kvclaims.checker.scenes import scenes
 from kvclaims.checker.supervise import (
     Crash,
     Program,
@@ -434,6 +435,22 @@ def block_size_of(engine: Engine) -> int:
     return size
 
 
+def _rare(session: _Session) -> None:
+    """The situations that an engine says are rare, each as a run of its own; they are beside the
+    budget, and end at the first that breaks a rule."""
+    file: Path | None = getattr(session.engine, "situations", None)
+    for scene in scenes(file) if file is not None else ():
+        program = Program(scene.config, scene.operations)
+        try:
+            found = supervise(session.engine, session.oracle, program, session.permitted)
+        except NotExposed as error:
+            session.not_exposed[f"pool: {error}"] = None
+            continue
+        if found:
+            session.failure = (program, found[0])
+            return
+
+
 def _session(engine: Engine, ways: Ways, progress: Progress) -> _Session:
     any_limit = ways.steps is not None or ways.seconds is not None
     return _Session(
@@ -463,7 +480,8 @@ def search(session: _Session, seed: int, examples: Path | None = None) -> None:
         except OSError as error:
             raise BadOperation(f"cannot write {examples}: {error.strerror}") from None
         kept = DirectoryBasedExampleDatabase(examples)
-    for batch in count():
+    _rare(session)
+    for batch in count() if session.failure is None else ():
         try:
             with _own_storage():
                 _searching(session, seed * 1_000_003 + batch, kept)()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kvclaims.checker.counterexample import read_pool
 from kvclaims.spec.interface import BadOperation, PoolConfig
 from kvclaims.spec.operations import Operation, parse
 
@@ -27,8 +28,7 @@ def scenes(file: Path = FILE) -> tuple[Scene, ...]:
     try:
         raw = tomllib.loads(file.read_text(encoding="utf-8"))["scene"]
         return tuple(
-            Scene(one["shows"], PoolConfig(**one["pool"]), tuple(map(parse, one["do"])))
-            for one in raw
+            Scene(one["shows"], read_pool(one["pool"]), tuple(map(parse, one["do"]))) for one in raw
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadOperation(f"{file.name}: {error}") from None

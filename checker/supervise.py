@@ -354,7 +354,7 @@ class Supervisor:
         yield from observing.let_go(operation, before, after, under_way=bool(self.known.under_way))
         yield from self._came_back(one)
         yield from self._given_up_on(one)
-        exact = self.known.config.in_flight == 1 and not self.known.config.drafts
+        exact = not self.known.config.drafts  # else the last may not be left
         if self.known.has_windows and exact:
             yield from windowed.left_behind(self.known, before, after, one.events, one.steps)
         yield from judged_events(one, self.known)

@@ -102,6 +102,8 @@ class InProcessEngine:
     """Planted faults that the checker has to catch (`kvclaims faults`)."""
     findings: Path = Path(__file__).parent / "findings.toml"
     """What unpatched vLLM breaks, known by name (`kvclaims.checker.baseline`)."""
+    situations: Path = Path(__file__).parent / "situations.toml"
+    """What random operations rarely meet: fuzzing begins with it (`kvclaims.checker.scenes`)."""
     drafts_like_reference: ClassVar[bool] = False
     """vLLM pads the first step of a request that lacks one token only as if it had drafts."""
     allocator_calls: ClassVar[Mapping[str, str]] = ALLOCATOR_CALLS

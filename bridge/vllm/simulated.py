@@ -28,6 +28,7 @@ from kvclaims.spec.content import (
     in_group,
     partial_content,
 )
+from kvclaims.spec.fidelity import Fidelity
 from kvclaims.spec.interface import (
     BadOperation,
     KvEvent,
@@ -187,6 +188,8 @@ class SimulatedDriver:
     """The engine around the scheduler.  Up to `config.in_flight` steps run at a time."""
 
     def __init__(self, config: PoolConfig, load_failure_policy: str = "recompute") -> None:
+        if config.fidelity is not Fidelity.EXACT:
+            raise NotExposed("KV of another class than exact")
         if config.drafts and config.in_flight > 1:
             raise NotExposed("drafts without a model of their own, in asynchronous steps")
         if (config.connector or config.host_blocks) and config.windows != (0,):

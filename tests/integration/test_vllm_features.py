@@ -9,7 +9,9 @@ import pytest
 from vllm_world import NEEDS_VLLM
 
 from kvclaims.bridge.vllm.engine import IN_PROCESS
-from kvclaims.checker.supervise import Supervisor, features_of
+from kvclaims.checker.fuzz import Ways, first_failure
+from kvclaims.checker.scenes import Scene, scenes
+from kvclaims.checker.supervise import Program, Supervisor, features_of, oracle_for, supervise
 from kvclaims.spec.interface import BadOperation, NotExposed, Observation, PoolConfig, RequestView
 from kvclaims.spec.operations import parse
 from kvclaims.spec.vocabulary import Outcome
@@ -55,6 +57,31 @@ def loading() -> Iterator[Run]:
     assert (view.state, len(view.blocks), view.computed) == ("loading", 2, 0)
     yield run
     assert [str(one) for one in run.supervisor.close()] == []
+
+
+# -- situations that are rare
+
+
+@pytest.mark.parametrize("scene", scenes(IN_PROCESS.situations), ids=lambda scene: scene.shows)
+def test_a_rare_situation_breaks_no_rule(scene: Scene) -> None:
+    program = Program(scene.config, scene.operations)
+    assert [str(one) for one in supervise(IN_PROCESS, oracle_for(IN_PROCESS), program)] == []
+
+
+def test_fuzzing_begins_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load that is taken for ended as soon as another one of the request has ended (B4)."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    update = Scheduler._update_waiting_for_remote_kv
+
+    def never_forgotten(self: Any, request: Any) -> None:
+        update(self, request)
+        self.finished_recving_kv_req_ids.add(request.request_id)
+
+    monkeypatch.setattr(Scheduler, "_update_waiting_for_remote_kv", never_forgotten)
+    found = first_failure(IN_PROCESS, Ways(steps=1, seed=0))
+    assert found is not None
+    assert found[1].rule == "B4"
 
 
 # -- transfers
