@@ -5,9 +5,8 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from kvclaims.checker.counterexample import read_pool
 from kvclaims.spec.interface import BadOperation, PoolConfig
 from kvclaims.spec.operations import Operation, parse
 
@@ -23,12 +22,17 @@ class Scene:
     operations: tuple[Operation, ...]
 
 
+def _pool(raw: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in raw.items()}
+
+
 def scenes(file: Path = FILE) -> tuple[Scene, ...]:
     """Every scene of the file, in its order.  Raises BadOperation."""
     try:
         raw = tomllib.loads(file.read_text(encoding="utf-8"))["scene"]
         return tuple(
-            Scene(one["shows"], read_pool(one["pool"]), tuple(map(parse, one["do"]))) for one in raw
+            Scene(one["shows"], PoolConfig(**_pool(one["pool"])), tuple(map(parse, one["do"])))
+            for one in raw
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadOperation(f"{file.name}: {error}") from None
