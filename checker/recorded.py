@@ -255,7 +255,8 @@ def play(engine: Engine, number: int, scene: Scene) -> Recorded:
     if isinstance(watched, str):
         return Recorded(number, scene.config, (), (watched,))
     seen = [watched.do(operation) for operation in scene.operations]
-    return Recorded(number, scene.config, scene.operations, (*seen, watched.close()))
+    whole = (*seen, watched.close())
+    return Recorded(number, scene.config, scene.operations, whole, scene.refused)
 
 
 def differs(engine: Engine, run: Recorded) -> str | None:

@@ -15,11 +15,13 @@ FILE: Final = Path(__file__).with_name("scenes.toml")
 
 @dataclass(frozen=True)
 class Scene:
-    """What is to be seen in it, its pool, and its operations."""
+    """What is to be seen in it, its pool, and its operations; `refused` counts, from 0, those that
+    no runtime takes."""
 
     shows: str
     config: PoolConfig
     operations: tuple[Operation, ...]
+    refused: frozenset[int] = frozenset()
 
 
 def _pool(raw: dict[str, Any]) -> dict[str, Any]:
@@ -31,7 +33,12 @@ def scenes(file: Path = FILE) -> tuple[Scene, ...]:
     try:
         raw = tomllib.loads(file.read_text(encoding="utf-8"))["scene"]
         return tuple(
-            Scene(one["shows"], PoolConfig(**_pool(one["pool"])), tuple(map(parse, one["do"])))
+            Scene(
+                one["shows"],
+                PoolConfig(**_pool(one["pool"])),
+                tuple(map(parse, one["do"])),
+                frozenset(one.get("refused", ())),
+            )
             for one in raw
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
