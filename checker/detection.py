@@ -167,8 +167,9 @@ class Stage:
 def stages(operations: int) -> tuple[Stage, ...]:
     """Quick ones for all first, then the litmus programs and the rest of the fuzzing."""
     quick = Stage(QUICK, (partial(_fuzzed, QUICK, SEED),))
-    parts = [partial(_fuzzed, operations // SEEDS, SEED + n) for n in range(1, SEEDS + 1)]
-    rest = (_litmus, *parts)
+    seeds = range(SEED + 1, SEED + 1 + SEEDS)
+    parts: list[Check] = [partial(_fuzzed, operations // SEEDS, seed) for seed in seeds]
+    rest: tuple[Check, ...] = (_litmus, *parts)
     return (quick, Stage(operations, rest)) if operations > QUICK else (quick,)
 
 
