@@ -330,6 +330,8 @@ class ClaimEnforcer(Reactions):
     def _allocate(
         self, allocate: Callable[..., Any], request: Any, *args: Any, **kwargs: Any
     ) -> Any:
+        if request.status == RequestStatus.RUNNING and self.book.owed <= 0:
+            return self._continue(allocate, request, *args, **kwargs)
         record = self.requests.records.get(self.alias(request.request_id))
         loaded = record is not None and record.state == "running"
         waiting = request.status in _WAITING and not loaded
@@ -357,6 +359,18 @@ class ClaimEnforcer(Reactions):
         self._admitting = None
         return blocks
 
+    def _continue(
+        self, allocate: Callable[..., Any], request: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """The same for a request that runs while nothing is owed: it takes what it needs."""
+        if not self.tells_tables:
+            return allocate(request, *args, **kwargs)
+        held = len(self.observer.held.get(self.alias(request.request_id), ()))
+        blocks = allocate(request, *args, **kwargs)
+        if blocks is not None:
+            self._tell_table(request, held, [])
+        return blocks
+
     def _admit_first(self) -> None:
         """The admission is told before the losses that it causes, once it is certain."""
         if self._admitting is None:
@@ -370,9 +384,11 @@ class ClaimEnforcer(Reactions):
 
     def _tell_table(self, request: Any, held: int, hits: list[int]) -> None:
         """Tell the request's table if it had `held` blocks before and has more now."""
-        record = self._record(request) if self.tells_tables else None
         table = self.observer.held.get(self.alias(request.request_id), [])
-        if record is not None and (hits or len(table) > held):
+        if not (self.tells_tables and (hits or len(table) > held)):
+            return
+        record = self._record(request)
+        if record is not None:
             self.requests.grew(record, list(table), self.book.lent(table))
 
     def tell_moved(self, request: Any) -> None:
