@@ -8,6 +8,7 @@ again to whoever names the first number (vLLM 0.32, `vllm/distributed/kv_events.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -30,7 +31,16 @@ except ImportError as error:  # pragma: no cover - vLLM brings both
 ANSWER_S: Final = 5.0
 """How long a replay may keep silent."""
 
-_LAST: Final = (-1).to_bytes(8, "big", signed=True)
+WAITING: Final = 10_000
+"""How many batches may wait to be heard, as many as vLLM's replay keeps.  What comes beyond them is
+lost: a gap in the numbers, which the replay fills."""
+
+_NO_LIMIT: Final = 0
+
+_WIDTH: Final = 8
+"""Bytes of a number."""
+
+_LAST: Final = (-1).to_bytes(_WIDTH, "big", signed=True)
 """The number that ends a replay."""
 
 
@@ -74,7 +84,7 @@ def listen(
     """Each batch as it comes, in the form of a recorded one; what the replay can still send is put
     where it was missing."""
     with zmq.Context() as context:
-        live = _connected(context, zmq.SUB, endpoint)
+        live = _connected(context, zmq.SUB, endpoint, WAITING)
         live.set(zmq.SUBSCRIBE, b"")
         until = time.monotonic() + seconds
         awaited, heard = 0, 0
@@ -83,7 +93,7 @@ def listen(
             for number, batch in _again(context, replay, 0):
                 awaited, heard = number + 1, heard + 1
                 yield batch
-        while live.poll(max(0, int(1000 * (until - time.monotonic())))):
+        while (left := until - time.monotonic()) > 0 and live.poll(math.ceil(1000 * left)):
             number, batch = _read(live.recv_multipart(), endpoint)
             if early and number < awaited:
                 continue
@@ -98,7 +108,7 @@ def listen(
 def _again(context: Any, replay: str, first: int) -> Iterator[tuple[int, dict[str, Any]]]:
     """What the publisher still has from this number on.  TraceError if it does not answer."""
     asking = _connected(context, zmq.DEALER, replay)
-    asking.send_multipart([b"", first.to_bytes(8, "big")])
+    asking.send_multipart([b"", first.to_bytes(_WIDTH, "big")])
     while True:
         if not asking.poll(int(1000 * ANSWER_S)):
             raise TraceError(f"{replay}: no answer within {ANSWER_S:g} s: is it the replay socket?")
@@ -109,10 +119,12 @@ def _again(context: Any, replay: str, first: int) -> Iterator[tuple[int, dict[st
         yield _read(frames, replay)
 
 
-def _connected(context: Any, kind: int, endpoint: str) -> Any:
+def _connected(context: Any, kind: int, endpoint: str, waiting: int = _NO_LIMIT) -> Any:
+    """`waiting` is the number of messages that may wait; a replay sends what it has and no more,
+    and what were lost of it nobody would send again."""
     socket = context.socket(kind)
     socket.set(zmq.LINGER, 0)
-    socket.set(zmq.RCVHWM, 0)
+    socket.set(zmq.RCVHWM, waiting)
     try:
         socket.connect(endpoint)
     except zmq.ZMQError as error:
@@ -123,20 +135,38 @@ def _connected(context: Any, kind: int, endpoint: str) -> Any:
 def _read(frames: list[bytes], place: str) -> tuple[int, dict[str, Any]]:
     """The number in the last frame but one, and its batch: `[timestamp, events, rank]`."""
     try:
-        number, payload = int.from_bytes(frames[-2], "big"), frames[-1]
-        timestamp, events, *rank = msgspec.msgpack.decode(payload)
-    except (IndexError, TypeError, ValueError, msgspec.DecodeError) as error:
+        number, payload = _number(frames[-2]), frames[-1]
+        timestamp, events, *rank = _plain(_list(msgspec.msgpack.decode(payload)))
+    except (IndexError, ValueError, RecursionError, msgspec.DecodeError) as error:
         raise TraceError(f"{place}: no batch of KV events ({error})") from None
-    batch = {"seq": number, "ts": timestamp, "events": _plain(events)}
+    batch = {"seq": number, "ts": timestamp, "events": events}
     return number, batch | ({"data_parallel_rank": rank[0]} if rank else {})
 
 
+def _number(frame: bytes) -> int:
+    number = int.from_bytes(frame, "big", signed=True)
+    if len(frame) != _WIDTH or number < 0:
+        raise ValueError(f"its number is {frame!r}")
+    return number
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"it is no list but a {type(value).__name__}")
+    return value
+
+
 def _plain(value: Any) -> Any:
-    """What JSON can say: a hash in bytes becomes its hexadecimal digits."""
+    """What JSON can say: a hash in bytes becomes its hexadecimal digits.  ValueError for what JSON
+    cannot."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, list):
         return [_plain(one) for one in value]
     if isinstance(value, dict):
         return {str(name): _plain(one) for name, one in value.items()}
-    return value
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    raise ValueError(f"a {type(value).__name__} in it is nothing that JSON can say")

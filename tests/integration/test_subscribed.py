@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import threading
 import time
@@ -151,6 +152,74 @@ def test_what_was_lost_on_the_way_is_asked_for_again(publisher: Publisher) -> No
     assert found == [1, 2, 3]
 
 
+class Flood:
+    """A publisher that never pauses."""
+
+    def __init__(self) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PUB)
+        self.endpoint = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self._stopped = threading.Event()
+        self._talking = threading.Thread(target=self._talk)
+
+    def __enter__(self) -> Flood:
+        self._talking.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._talking.join()
+        self._socket.close(linger=0)
+        self._context.term()
+
+    def _talk(self) -> None:
+        payload, number = subscribed.msgspec.msgpack.encode([0.0, []]), 0
+        while not self._stopped.is_set():
+            self._socket.send_multipart([b"", number.to_bytes(8, "big"), payload])
+            number += 1
+
+
+def test_one_listens_no_longer_than_was_said_however_much_is_sent() -> None:
+    with Flood() as flood:
+        until = time.monotonic() + 30
+        stream = subscribed.listen(flood.endpoint, None, 1.0, lambda _: None)
+        heard = 0
+        for _ in stream:
+            heard += 1
+            assert time.monotonic() < until, "it goes on listening"
+    assert heard
+
+
+def test_what_waits_to_be_heard_is_bounded(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes beyond it is lost, and the replay sends it again."""
+    marks: dict[int, int] = {}
+    connected = subscribed._connected
+
+    def noted(context: Any, kind: int, *more: Any) -> Any:
+        socket = connected(context, kind, *more)
+        marks[kind] = socket.get(zmq.RCVHWM)
+        return socket
+
+    monkeypatch.setattr(subscribed, "WAITING", 2)
+    monkeypatch.setattr(subscribed, "_connected", noted)
+    stream = subscribed.listen(publisher.endpoint, publisher.replay, 30.0, lambda _: None)
+    publisher.send(stored(0))
+    assert next(stream)["seq"] == 0
+    for number in range(1, 3000):
+        publisher.send(stored(number % 9))
+    settled(publisher)
+    numbers = [next(stream)["seq"] for _ in range(2)]
+    talking = threading.Thread(target=lambda: [publisher.send(stored(1)) for _ in range(20)])
+    talking.start()
+    numbers += [next(stream)["seq"] for _ in range(2997)]
+    talking.join()
+    stream.close()
+    assert numbers == list(range(1, 3000))
+    assert marks == {zmq.SUB: 2, zmq.DEALER: 0}
+
+
 def test_nobody_who_speaks_is_vacuous(tmp_path: Path) -> None:
     report = subscribed.audit(f"ipc://{tmp_path}/nobody", None, 0.2, None, lambda _: None)
     assert report.verdict is Verdict.VACUOUS
@@ -177,10 +246,45 @@ def test_a_file_that_is_there_is_not_overwritten(publisher: Publisher, tmp_path:
     assert (tmp_path / "kept").read_text() == "mine"
 
 
-@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x01", b"\x91\x01"])
+def packed(value: Any) -> bytes:
+    return bytes(subscribed.msgspec.msgpack.encode(value))
+
+
+NOW = datetime.datetime.now(datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        b"\x01",
+        b"\x91\x01",
+        b"\x91" * 5000 + b"\x01",
+        packed({"a": 1, "b": 2}),
+        packed([NOW, []]),
+        packed([0.0, [["BlockRemoved", [NOW]]]]),
+        packed([0.0, [], subscribed.msgspec.msgpack.Ext(1, b"x")]),
+    ],
+)
 def test_what_is_no_batch_of_events_is_said(payload: bytes) -> None:
     with pytest.raises(TraceError, match="no batch of KV events"):
         subscribed._read([b"", (0).to_bytes(8, "big"), payload], "here")
+
+
+@pytest.mark.parametrize("number", [b"", b"\0\1", bytes(9), (-2).to_bytes(8, "big", signed=True)])
+def test_what_is_no_number_of_a_batch_is_said(number: bytes) -> None:
+    with pytest.raises(TraceError, match="no batch of KV events"):
+        subscribed._read([b"", number, packed([0.0, []])], "here")
+
+
+def test_what_cannot_be_kept_is_said(publisher: Publisher, tmp_path: Path) -> None:
+    """A time of MessagePack's own is none that a line of JSON can tell."""
+    publisher._own.publish(events.KVEventBatch(ts=NOW, events=[stored(0)]))
+    publisher._sent += 1
+    settled(publisher)
+    with pytest.raises(TraceError, match=r"no batch of KV events .*datetime"):
+        heard(publisher, save=tmp_path / "heard.jsonl")
 
 
 @pytest.mark.parametrize(
