@@ -272,7 +272,7 @@ def _untrue(mode: Mode, run: RunProbe, engine: str | None) -> Iterator[str]:
         elif evidence.probe is not None:
             yield from _untrue_probe(mode.protection, obligation, evidence, run, engine)
         elif evidence.trace is not None:
-            yield from _untrue_trace(obligation, evidence)
+            yield from _untrue_trace(obligation, evidence, engine)
 
 
 def _untrue_probe(
@@ -319,10 +319,21 @@ def depth_of_run(wanted: Probe) -> Depth:
     return Depth.POLICY if declared - {Protection.BEST_EFFORT} else Depth.TELEMETRY
 
 
-def _untrue_trace(obligation: Obligation, evidence: Evidence) -> Iterator[str]:
-    shown = obligations.shown_by(obligations.read_lines(Path(str(evidence.trace))))
+def _untrue_trace(obligation: Obligation, evidence: Evidence, engine: str | None) -> Iterator[str]:
+    """A trace that says whose it is speaks of that engine alone; where a run here would speak of
+    the runtime, the trace must say so."""
+    lines = obligations.read_lines(Path(str(evidence.trace)))
+    shown = obligations.shown_by(lines)
+    told = lines[0].get("engine") if lines and lines[0].get("event") == "trace_opened" else None
+    others = engines.names() if engine is None else ()
     if obligation not in shown:
         yield f"{obligation}: no trace can show it"
+    elif told in others or told != (engine or told):
+        of = told if told is None or (isinstance(told, str) and told.isprintable()) else repr(told)
+        yield (
+            f"{obligation}: a trace of {of or 'no engine by name'} says nothing of "
+            f"{engine or 'this runtime'}"
+        )
     elif not shown[obligation].holds:
         yield f"{obligation}: {shown[obligation].reason}"
 

@@ -154,6 +154,9 @@ class _Reader:
     ) -> dict[str, Any]:
         if not isinstance(raw, dict):
             raise self.wrong(f"{place} must be a table")
+        for key in raw:
+            if not key.isprintable():
+                raise self.wrong(f"{place} has unknown {key!r}")
         if lacking := needed - raw.keys():
             raise self.wrong(f"{place} lacks {', '.join(sorted(lacking))}")
         if odd := raw.keys() - needed - optional:
@@ -169,6 +172,8 @@ class _Reader:
     def text(self, raw: Mapping[str, Any], key: str, place: str) -> str:
         if not isinstance(raw[key], str) or not raw[key].strip():
             raise self.wrong(f"{key} of {place} must be a text")
+        if not raw[key].isprintable():
+            raise self.wrong(f"{key} of {place} has characters that do not print: {raw[key]!r}")
         return str(raw[key])
 
     def word(self, kind: type[_Word], raw: object, place: str) -> _Word:

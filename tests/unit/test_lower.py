@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvclaims.checker import lower, profiles
+from kvclaims.checker import lower, obligations, profiles
 from kvclaims.checker.lower import ProbeResult
 from kvclaims.checker.obligations import read_lines, shown_by
 from kvclaims.checker.profiles import Document, Evidence, Mode, Probe, Profile, Refutation
@@ -176,10 +177,59 @@ def again(trace: Trace, **fields: Any) -> Trace:
     more: Trace = [
         {"event": "resident_claim_offloaded", **moved, "token_map": [0, 64]},
         {"event": "resident_claim_restore_required", "claim_id": "a"},
-        {"event": "resident_claim_restored", **moved, "token_map": [0, 64], **fields},
+        {
+            "event": "resident_claim_restored",
+            **moved,
+            "token_map": [0, 64],
+            "source": "tier",
+            **fields,
+        },
     ]
     return [*trace, *({"seq": len(trace) + i, **event} for i, event in enumerate(more))]
 
+
+def numbered(trace: Trace) -> Trace:
+    return [{**event, "seq": number} for number, event in enumerate(trace)]
+
+
+def put(trace: Trace, at: int, *events: dict[str, Any]) -> Trace:
+    """The trace with these events before its event `at`."""
+    return numbered([*trace[:at], *events, *trace[at:]])
+
+
+def told_of(trace: Trace, claim: str, name: str, **fields: Any) -> Trace:
+    """The trace with other fields where this befalls the claim; None leaves a field out."""
+    return [
+        {k: v for k, v in {**event, **fields}.items() if k not in fields or v is not None}
+        if (event["claim_id"], event["event"]) == (claim, name)
+        else event
+        for event in trace
+    ]
+
+
+def opened(trace: Trace, engine: str = "a patched runtime", **fields: Any) -> Trace:
+    """The trace from its opening to its close."""
+    whole: Trace = [{"event": "trace_opened", "engine": engine}, *trace]
+    return numbered([*whole, {"event": "trace_closed", "events": len(whole), **fields}])
+
+
+def ranged(trace: Trace, *written: int) -> Trace:
+    """The claims ask for blocks 2 to 5, of which these positions of the first are written."""
+    asked = {"kind": "contiguous_range", "start": 2, "n": 4}
+    trace = changed(trace, "resident_claim_submitted", predicate=asked)
+    trace = changed(trace, "resident_claim_materialized", leading=0)
+    trace = told_of(trace, "b", "resident_claim_materialized", leading=6)
+    event = {"event": "resident_block_materialized", "claim_id": "a"}
+    return put(trace, 2, *({**event, "position": position} for position in written))
+
+
+SUBMITTED = {"event": "resident_claim_submitted", "predicate": {"n": 4}}
+COUNT = {"kind": "survivors_at_least", "n": 4}
+FAILED = "resident_claim_restoration_failed"
+HARMED = "resident_claim_harmed"
+OFF = "resident_claim_offloaded"
+REQUIRED = "resident_claim_restore_required"
+RELEASED = "resident_claim_released"
 
 BROKEN: dict[str, tuple[Callable[[Trace], Trace], Obligation, str]] = {
     "the second restore is a recompute": (
@@ -222,6 +272,209 @@ BROKEN: dict[str, tuple[Callable[[Trace], Trace], Obligation, str]] = {
         Obligation.RESTORE_FAILURE,
         f"line {len(good_trace()) + 1} names no event",
     ),
+    "an empty predicate": (
+        lambda t: changed(t, "resident_claim_submitted", predicate={}),
+        Obligation.PREDICATE,
+        "a: {} is no predicate",
+    ),
+    "a count of survivors": (
+        lambda t: changed(t, "resident_claim_submitted", predicate=COUNT),
+        Obligation.PREDICATE,
+        f"a: {COUNT!r} is no predicate",
+    ),
+    "a predicate of no blocks": (
+        lambda t: changed(t, "resident_claim_submitted", predicate={"n": 0}),
+        Obligation.PREDICATE,
+        "a: {'n': 0} is no predicate",
+    ),
+    "a range that starts nowhere": (
+        lambda t: changed(
+            t, "resident_claim_submitted", predicate={"kind": "contiguous_range", "n": 4}
+        ),
+        Obligation.PREDICATE,
+        "a: {'kind': 'contiguous_range', 'n': 4} is no predicate",
+    ),
+    "something granted that is no predicate": (
+        lambda t: changed(t, "resident_claim_accepted", granted=4),
+        Obligation.PREDICATE,
+        "a: 4 is no predicate",
+    ),
+    "a range that nothing looked at": (
+        ranged,
+        Obligation.PREDICATE,
+        "a materialized though its predicate is not met",
+    ),
+    "a range with a hole": (
+        lambda t: ranged(t, 2, 3, 5),
+        Obligation.PREDICATE,
+        "a materialized though its predicate is not met",
+    ),
+    "a range of which a block was lost": (
+        lambda t: put(
+            ranged(t, 2, 3, 4, 5),
+            6,
+            {"event": "resident_block_lost", "claim_id": "a", "position": 3},
+        ),
+        Obligation.PREDICATE,
+        "a materialized though its predicate is not met",
+    ),
+    "a restore without its source": (
+        lambda t: told_of(t, "a", "resident_claim_restored", source=None),
+        Obligation.RESTORE,
+        "the restore of a does not say whether it was recomputed",
+    ),
+    "restored from another tier": (
+        lambda t: told_of(t, "a", "resident_claim_restored", tier="disk"),
+        Obligation.RESTORE,
+        "a was restored from another tier than it was offloaded to",
+    ),
+    "reused and never restored": (
+        lambda t: put(t, 6, {"event": "resident_claim_reuse_after_restore", "claim_id": "a"}),
+        Obligation.RESTORE,
+        "a was reused before it was restored",
+    ),
+    "moved after release": (
+        lambda t: put(t, 6, {"event": RELEASED, "claim_id": "a"}),
+        Obligation.RESTORE,
+        "a moved after it had ended",
+    ),
+    "out of turn after release": (
+        lambda t: put(t, 6, {"event": RELEASED, "claim_id": "a"}),
+        Obligation.ORDER,
+        f"a: {OFF} after {RELEASED}",
+    ),
+    "accepted as the outcome of a failed restore": (
+        lambda t: told_of(t, "b", HARMED, event="resident_claim_accepted"),
+        Obligation.RESTORE_FAILURE,
+        "the failed restore of b has no outcome",
+    ),
+    "released as the outcome of a failed restore": (
+        lambda t: told_of(t, "b", HARMED, event=RELEASED),
+        Obligation.RESTORE_FAILURE,
+        "the failed restore of b has no outcome",
+    ),
+    "required again after a failed restore": (
+        lambda t: put(t, 13, {"event": REQUIRED, "claim_id": "b"}),
+        Obligation.RESTORE_FAILURE,
+        "the failed restore of b has no outcome",
+    ),
+    "materialized after a failed restore": (
+        lambda t: put(
+            t, 13, {"event": "resident_claim_materialized", "claim_id": "b", "leading": 4}
+        ),
+        Obligation.RESTORE_FAILURE,
+        "b was served though its restore failed",
+    ),
+    "a failed restore of what was never offloaded": (
+        lambda t: numbered([e for e in t if (e["claim_id"], e["event"]) != ("b", OFF)]),
+        Obligation.RESTORE_FAILURE,
+        "a restore of b failed though it was never offloaded",
+    ),
+    "a failed restore that was never required": (
+        lambda t: numbered([e for e in t if (e["claim_id"], e["event"]) != ("b", REQUIRED)]),
+        Obligation.RESTORE_FAILURE,
+        "a restore of b failed though no restore was required",
+    ),
+    "a failed restore of what is back": (
+        lambda t: put(t, 11, {"event": FAILED, "claim_id": "a"}),
+        Obligation.RESTORE_FAILURE,
+        "a restore of a failed though no restore was required",
+    ),
+    "a failure blamed on several": (
+        lambda t: told_of(t, "b", FAILED, blamed_claim_ids=["a"]),
+        Obligation.RESTORE_FAILURE,
+        "a failed restore of b is blamed on ['a']",
+    ),
+    "an outcome blamed on another": (
+        lambda t: told_of(t, "b", HARMED, blamed_claim_id="a"),
+        Obligation.RESTORE_FAILURE,
+        "a failed restore of b is blamed on a",
+    ),
+    "time that runs back": (
+        lambda t: [{**e, "timestamp_ns": 100 - e["seq"]} for e in t],
+        Obligation.ORDER,
+        "time runs back",
+    ),
+    "times that are none": (
+        lambda t: [{**e, "timestamp_ns": float("nan")} for e in t],
+        Obligation.ORDER,
+        "not every event carries a time",
+    ),
+    "times of some events": (
+        lambda t: told_of(t, "b", HARMED, timestamp_ns=5),
+        Obligation.ORDER,
+        "not every event carries a time",
+    ),
+    "events of two runs": (
+        lambda t: [{**e, "run_id": f"r{e['seq'] % 2}"} for e in t],
+        Obligation.ORDER,
+        "events are of more than one run",
+    ),
+    "accepted after refusal": (
+        lambda t: put(t, 1, {"event": "resident_claim_refused", "claim_id": "a"}),
+        Obligation.ACCEPTANCE,
+        "a was answered more than once",
+    ),
+    "granted in silence less than asked": (
+        lambda t: told_of(t, "a", "resident_claim_accepted", granted={"n": 2}, decision="accepted"),
+        Obligation.ACCEPTANCE,
+        "a was granted something else than it asked for, and told it was accepted",
+    ),
+    "back without a generation": (
+        lambda t: put(t, 14, {**SUBMITTED, "claim_id": "b"}),
+        Obligation.IDENTITY,
+        "b came back without a generation",
+    ),
+    "back with the same generation": (
+        lambda t: put(
+            told_of(t, "b", "resident_claim_submitted", generation=1),
+            14,
+            {**SUBMITTED, "claim_id": "b", "generation": 1},
+        ),
+        Obligation.IDENTITY,
+        "b came back without a higher generation",
+    ),
+    "an event of another generation": (
+        lambda t: told_of(t, "b", HARMED, generation=2),
+        Obligation.IDENTITY,
+        "an event of b is of another generation than its submission",
+    ),
+    "a trace without its end": (
+        lambda t: opened(t)[:-1],
+        Obligation.IDENTITY,
+        "the trace goes not from trace_opened to trace_closed: events are missing",
+    ),
+    "a trace without its beginning": (
+        lambda t: numbered(opened(t)[1:]),
+        Obligation.IDENTITY,
+        "the trace goes not from trace_opened to trace_closed: events are missing",
+    ),
+    "a trace that closes after more": (
+        lambda t: opened(t, events=99),
+        Obligation.PREDICATE,
+        f"the trace closes after 99 events, and has {len(good_trace()) + 1}: some are missing",
+    ),
+    "an event that is missing of a whole trace": (
+        lambda t: opened([*t[:3], *t[4:]])[:-1] + opened(t)[-1:],
+        Obligation.PREDICATE,
+        f"the trace closes after {len(good_trace()) + 1} events, and has {len(good_trace())}: "
+        "some are missing",
+    ),
+    "two runs in one trace": (
+        lambda t: opened([{"event": "trace_opened", "engine": "x"}, *t]),
+        Obligation.IDENTITY,
+        "the trace is of more than one run",
+    ),
+    "a whole trace out of order": (
+        lambda t: [*opened(t)[:4], opened(t)[5], opened(t)[4], *opened(t)[6:]],
+        Obligation.IDENTITY,
+        "sequence numbers are not dense: events are missing or out of order",
+    ),
+    "a claim that writes lines of its own": (
+        lambda t: [{**e, "claim_id": "a\nHOLDS"} for e in t],
+        Obligation.IDENTITY,
+        "line 1: 'a\\nHOLDS' is no id of a claim",
+    ),
     "another map of tokens": (
         lambda t: changed(t, "resident_claim_restored", token_map=[0, 32]),
         Obligation.CACHE_IDENTITY,
@@ -238,13 +491,98 @@ def test_a_trace_that_breaks_its_word_shows_nothing(name: str) -> None:
 
 
 def test_a_claim_may_go_and_come_back_more_than_once() -> None:
-    assert shown_by(again(good_trace()))[Obligation.RESTORE].holds
+    shown = shown_by(again(good_trace()))
+    assert shown[Obligation.RESTORE].holds
+    assert shown[Obligation.ORDER].holds
+
+
+def reborn(trace: Trace) -> Trace:
+    """Claim b comes back as a new generation, and is materialized."""
+    events = [
+        {**SUBMITTED, "generation": 2},
+        {"event": "resident_claim_accepted", "granted": {"n": 2}, "generation": 2},
+        {"event": "resident_claim_materialized", "leading": 2, "generation": 2},
+    ]
+    first = told_of(trace, "b", "resident_claim_submitted", generation=1)
+    return put(first, 14, *({**event, "claim_id": "b"} for event in events))
+
+
+GOOD: dict[str, Callable[[Trace], Trace]] = {
+    "as it is": lambda t: t,
+    "from its opening to its close": opened,
+    "with times and a run": lambda t: [
+        {**e, "timestamp_ns": e["seq"] // 2, "run_id": "r"} for e in t
+    ],
+    "a range that was written": lambda t: ranged(t, 2, 3, 4, 5),
+    "a claim that comes back as a new generation": reborn,
+    "a failed restore that ends in a refusal": lambda t: told_of(
+        t, "b", HARMED, event="resident_claim_refused"
+    ),
+    "a failure blamed on its own claim": lambda t: told_of(
+        t, "b", FAILED, blamed_claim_id="b", blamed_claim_ids=["b"]
+    ),
+    "clipped, and said so": lambda t: told_of(
+        t, "a", "resident_claim_accepted", granted={"n": 2}, decision="conditionally_accepted"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_trace_that_keeps_its_word_shows_every_obligation(name: str) -> None:
+    broken = {o: s.reason for o, s in shown_by(GOOD[name](good_trace())).items() if not s.holds}
+    assert broken == {}
+
+
+def of_engine(tmp_path: Path, engine: str | None, trace: Trace) -> lower.ModeVerdict:
+    profile = replace(offloadable(tmp_path, trace), engine=engine)
+    return lower.lower(profile, holds).modes[0]
+
+
+@pytest.mark.parametrize(
+    ("engine", "traced"), [("vllm", "vllm"), (None, "a patched runtime"), ("mine", "mine")]
+)
+def test_a_trace_of_the_engine_itself_supports_the_mode(
+    tmp_path: Path, engine: str | None, traced: str
+) -> None:
+    verdict = of_engine(tmp_path, engine, opened(good_trace(), traced))
+    assert verdict.lowering is Lowering.OBSERVATIONAL
+
+
+@pytest.mark.parametrize(
+    ("engine", "trace", "says"),
+    [
+        ("vllm", opened(good_trace(), "reference"), "a trace of reference says nothing of vllm"),
+        (None, opened(good_trace(), "reference"), "of reference says nothing of this runtime"),
+        ("vllm", good_trace(), "a trace of no engine by name says nothing of vllm"),
+        ("vllm", opened(good_trace(), "\x1b[31m"), r"a trace of '\x1b[31m' says nothing of vllm"),
+    ],
+)
+def test_a_trace_of_another_engine_says_nothing(
+    tmp_path: Path, engine: str | None, trace: Trace, says: str
+) -> None:
+    verdict = of_engine(tmp_path, engine, trace)
+    assert verdict.lowering is Lowering.REJECTED
+    assert all(reason.endswith(says) for reason in verdict.reasons)
+    assert len(verdict.reasons) == len(OWED[Protection.OFFLOADABLE])
+
+
+def test_what_may_never_end_is_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(BadOperation, match=r"JSON lines .not a regular file"):
+            read_lines(path)
+    monkeypatch.setattr(obligations, "MOST_BYTES", 8)
+    (tmp_path / "large").write_text('{"a": 1}\n')
+    with pytest.raises(BadOperation, match="larger than 8 bytes"):
+        read_lines(tmp_path / "large")
+    (tmp_path / "small").write_text('{"a": 1}')
+    assert read_lines(tmp_path / "small") == [{"a": 1}]
 
 
 def test_the_order_after_a_failure_is_that_of_the_lines() -> None:
-    numbered = [{**event, "seq": str(event["seq"])} for event in good_trace()]
-    assert shown_by(numbered)[Obligation.RESTORE_FAILURE].holds
-    assert not shown_by(numbered)[Obligation.ORDER].holds
+    told = [{**event, "seq": str(event["seq"])} for event in good_trace()]
+    assert shown_by(told)[Obligation.RESTORE_FAILURE].holds
+    assert not shown_by(told)[Obligation.ORDER].holds
 
 
 @pytest.mark.parametrize("text", ['{"seq": ' + "9" * 5000 + "}", "[" * 100_000, "[]", "\xff"])
@@ -542,6 +880,11 @@ def test_that_soft_content_goes_later_rests_on_a_run_that_shows_it(name: str, en
             "depth = 'none'\nclaims = 'native'\n[mode.evidence.magic]\nway = 'own'\nsays = 'x'",
             "unknown magic",
         ),
+        (
+            'id = "x\\u001b[2J"\ntitle = "x"\nversion = "1"\nmode = [{}]',
+            r"id of profile has characters that do not print: 'x\\x1b\[2J'",
+        ),
+        ('"a\\nHOLDS" = 1', r"profile has unknown 'a\\nHOLDS'"),
         ("[[", "x.toml: "),
         ("id = " + "9" * 5000, "x.toml: not TOML: Exceeds the limit"),
         ("id = " + "[" * 5000, "x.toml: not TOML: maximum recursion depth"),
