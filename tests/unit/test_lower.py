@@ -568,7 +568,7 @@ def test_a_trace_of_another_engine_says_nothing(
 
 def test_what_may_never_end_is_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+    for path in (Path("/dev/zero"), tmp_path, tmp_path / "pipe"):
         with pytest.raises(BadOperation, match=r"JSON lines .not a regular file"):
             read_lines(path)
     monkeypatch.setattr(obligations, "MOST_BYTES", 8)
