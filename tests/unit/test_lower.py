@@ -224,7 +224,7 @@ def ranged(trace: Trace, *written: int) -> Trace:
 
 
 SUBMITTED = {"event": "resident_claim_submitted", "predicate": {"n": 4}}
-COUNT = {"kind": "survivors_at_least", "n": 4}
+COUNT = {"kind": "survivors_at_least", "start": 0, "n": 4}
 FAILED = "resident_claim_restoration_failed"
 HARMED = "resident_claim_harmed"
 OFF = "resident_claim_offloaded"
