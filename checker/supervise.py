@@ -475,7 +475,8 @@ class Supervisor:
         if one.operation.op not in ("step", "complete") or self.known.under_way:
             return
         for name, was in one.before.requests.items():
-            late = was.state == one.after.requests[name].state == "ending"
+            late = one.after.requests[name].state == "ending"
+            late = late and (was.state == "ending" or self.known.config.connector < 2)
             if late and name in self.known.requests and not self.known.requests[name].loads:
                 yield "B7", f"request {name} is over, and its blocks do not come back"
 
