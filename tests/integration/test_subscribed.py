@@ -251,7 +251,7 @@ def packed(value: Any) -> bytes:
     return bytes(subscribed.msgspec.msgpack.encode(value))
 
 
-NOW = datetime.datetime.now(datetime.UTC)
+NOW = datetime.datetime(2026, 11, 30, tzinfo=datetime.UTC)
 
 
 @pytest.mark.parametrize(
