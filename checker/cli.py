@@ -310,6 +310,13 @@ class _Target(click.Path):
         raise BadOperation(f"cannot write {path}: {os.strerror(why)}")
 
 
+def _traces(
+    _context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]
+) -> tuple[Path | str, ...]:
+    """Files, and as texts the endpoints of publishers, such as tcp://127.0.0.1:5557."""
+    return tuple(one if "://" in one else Path(one) for one in value)
+
+
 def _ray(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int:
     """How many workers on Ray, 0 where none were asked for."""
     if value is None:
@@ -659,7 +666,7 @@ def faults(engine: str, output: Path, progress: Progress) -> Report:
 
 
 @commands.command()
-@click.argument("traces", nargs=-1, required=True)
+@click.argument("traces", nargs=-1, required=True, callback=_traces)
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True, max=86_400),
@@ -673,7 +680,7 @@ def faults(engine: str, output: Path, progress: Progress) -> Report:
 @_checks
 @_report_page
 def audit(
-    traces: tuple[str, ...],
+    traces: tuple[Path | str, ...],
     seconds: float,
     replay: str | None,
     save: Path | None,
@@ -685,7 +692,7 @@ def audit(
     KV events of vLLM, Dynamo and TensorRT-LLM are told by their first line and replayed (B8, T1).
     Those of a vLLM that publishes them are heard at its endpoint, such as tcp://127.0.0.1:5557.
     """
-    live = [trace for trace in traces if "://" in trace]
+    live = [trace for trace in traces if isinstance(trace, str)]
     if live and len(traces) > 1:
         raise BadOperation("an endpoint is listened to alone, beside no other trace")
     if live:

@@ -374,7 +374,8 @@ def write_report(command: str, options: Mapping[str, Any], found: Report, file: 
     elif isinstance(found, AuditReport):
         runs = [events for trace in options["traces"] for events in read_trace(trace)]
     engine = str(options.get("engine", ""))
-    of = ", ".join(trace.name for trace in options.get("traces", ()))
+    traces = options.get("traces", ())
+    of = ", ".join(one.name if isinstance(one, Path) else one for one in traces)
     page = page_of_command(command, engine, str(found.verdict), found.to_json(), runs, of)
     write_page(page, file)
 

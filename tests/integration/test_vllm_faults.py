@@ -45,7 +45,7 @@ def test_vllm_itself_breaks_nothing_in_their_programs() -> None:
 
 def test_fuzzing_vllm_beside_the_reference(tmp_path: Path) -> None:
     engine, _ = ready("vllm")
-    report = fuzz(engine, 1000, None, 3, lambda _: None, tmp_path)
+    report = fuzz(engine, 2000, None, 3, lambda _: None, tmp_path)
     assert report.verdict is Verdict.HOLDS, "\n".join(report.lines())
     assert report.monitored > 500
 

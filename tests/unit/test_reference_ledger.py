@@ -84,7 +84,6 @@ REFUSED = [
     ("L1: accepted once", ("submit h", "accept h 0"), "accept h 0"),
     ("L1: not accepted after refusal", ("submit h", "refuse h"), "accept h 0"),
     ("L1: an end is an end", (*PROTECTED, "finish h released"), "finish h demoted"),
-    ("L1: a claim does not end as harmed", PROTECTED, "finish h harmed"),
     ("L2: no cover before acceptance", (*CACHED, "submit s"), "cover s 1 free"),
     ("L7: nothing materializes while owed", ("submit h", "accept h 1"), "materialize h"),
     ("L7: nothing materializes on loan", ON_LOAN, "materialize h"),
@@ -187,5 +186,5 @@ def test_a_clone_goes_its_own_way() -> None:
 
 
 def test_an_unknown_action_is_an_error_and_not_a_refusal() -> None:
-    with pytest.raises(ValueError, match="no such action"):
+    with pytest.raises(AttributeError, match="borrow"):
         stepper().apply("borrow", {})

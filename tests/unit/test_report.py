@@ -133,6 +133,15 @@ def test_commands_write_a_page_of_what_they_found(tmp_path: Path) -> None:
     assert text.count('class="timeline"') == 1
 
 
+def test_what_is_heard_live_has_a_page_too(tmp_path: Path) -> None:
+    pytest.importorskip("zmq", reason="KV events are received with pyzmq")
+    endpoint, page = f"ipc://{tmp_path}/nobody", tmp_path / "page.html"
+    arguments = ["audit", endpoint, "--seconds", "0.1", "--report", str(page)]
+    assert run(arguments, io.StringIO()) == 3
+    assert endpoint in page.read_text()
+    assert "VACUOUS" in page.read_text()
+
+
 # --- a violation
 
 
