@@ -386,8 +386,9 @@ class Residency:
         return loss
 
     def _move_to_copy(self, entry: Claim, position: int, blocks: Mapping[int, str]) -> None:
-        """If the content is found in a block that stays, that is the claim's block from now on."""
-        copies = (b for b in self._pool.entry[entry.keys[position]] if b not in blocks)
+        """If the content is written in a block that stays, that is the claim's from now on."""
+        key = entry.keys[position]
+        copies = (b for b in self._pool.entry[key] if b not in blocks and self._written(b, key))
         copy = next(copies, None)
         if copy is not None:
             self._cover(entry, position, copy, pays=False)
@@ -454,8 +455,11 @@ class Residency:
         return self._ledger.book.phase[entry.name]
 
     def _survival(self, entry: Claim) -> tuple[int, int]:
-        """Surviving positions: the run from the predicate's start, and all of them."""
-        resident = [self._pool.find(key) is not None for key in entry.keys.values()]
+        """Surviving positions, written ones: the run from the predicate's start, and all."""
+        resident = [
+            any(self._written(block, key) for block in self._pool.entry.get(key, ()))
+            for key in entry.keys.values()
+        ]
         leading = resident.index(False) if False in resident else len(resident)
         return leading, sum(resident)
 

@@ -47,6 +47,8 @@ class Residency:
     def is_visible(self, key: str) -> bool:
         return key in self._where
 
+    survives = is_visible
+
     def ref(self, block: int) -> int:
         return self.pool.facts((block,))[block].ref
 

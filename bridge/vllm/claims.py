@@ -56,6 +56,9 @@ class Pool(Protocol):
     def is_visible(self, key: str) -> bool:
         """Whether the content is visible, written or not yet."""
 
+    def survives(self, key: str) -> bool:
+        """Whether the content is visible and written."""
+
     def ref(self, block: int) -> int: ...
     def queue_length(self) -> int: ...
     def pin(self, blocks: Iterable[int]) -> None: ...
@@ -792,7 +795,7 @@ class ClaimBook:
         """Surviving positions: in a row from the start, and in all.  What is to be kept in a tier
         survives there."""
         tier = self._is_kept if claim.offloadable else lambda _: False
-        present = [self._pool.is_visible(key) or tier(key) for key in claim.keys]
+        present = [self._pool.survives(key) or tier(key) for key in claim.keys]
         leading = present.index(False) if False in present else len(present)
         return leading, sum(present)
 

@@ -154,6 +154,9 @@ class ClaimEnforcer(Reactions):
     def is_visible(self, key: str) -> bool:
         return self.observer.lookup(key) is not None
 
+    def survives(self, key: str) -> bool:
+        return any(b not in self._unwritten for b in self.observer.where.get(key, ()))
+
     def ref(self, block: int) -> int:
         return self.observer.ref(block)
 
@@ -223,7 +226,8 @@ class ClaimEnforcer(Reactions):
         self._admit_first()
         self._tell_reset(succeeded=True)
         copies = {
-            key: [b for b in self.observer.where[key] if b not in lost] for key in lost.values()
+            key: [b for b in self.observer.where[key] if b not in lost and b not in self._unwritten]
+            for key in lost.values()
         }
         self.book.expect_loss(lost, copies)
         if request is None:
