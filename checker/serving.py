@@ -93,12 +93,14 @@ class Serving:
 
     def under_way(self, operation: Operation, steps: Sequence[PoolStep]) -> None:
         """Which visible content a step that is not complete has still to write."""
+        fresh = {(s.args["k"], s.args["b"]) for s in steps if s.action == "register"}
         match operation.op:
             case "dispatch":
-                fresh = {(s.args["k"], s.args["b"]) for s in steps if s.action == "register"}
                 self._fresh.append(fresh)
             case "complete" if self._fresh:
                 self._fresh.popleft()
+                if self._fresh:  # a token that is known now names what the next step still writes
+                    self._fresh[-1] |= fresh
             case "step":
                 self._fresh.clear()
 

@@ -203,7 +203,7 @@ def _harmed(event: Event, told: Told, known: Knowledge) -> Iterator[Broken]:
         return
     if before != {"holds": True, "leading": now.footprint, "survivors": now.footprint}:
         yield "L3", f"claim {event.claim_id} is harmed, and before that {before}"
-    if told.operation.op in FAULTS:
+    if told.operation.op in FAULTS and not known.under_way:
         survivors = {"holds": False, "leading": now.leading, "survivors": now.survivors}
         yield from _same("L3", event, {"after": survivors})
     elif after["holds"] or after["survivors"] >= now.footprint:

@@ -455,16 +455,17 @@ class Residency:
         return self._ledger.book.phase[entry.name]
 
     def _survival(self, entry: Claim) -> tuple[int, int]:
-        """Surviving positions, written ones: the run from the predicate's start, and all."""
-        resident = [
-            any(self._written(block, key) for block in self._pool.entry.get(key, ()))
-            for key in entry.keys.values()
-        ]
-        leading = resident.index(False) if False in resident else len(resident)
-        return leading, sum(resident)
+        """Surviving positions: the run from the predicate's start, and all of them."""
+        return _run([self._pool.find(key) is not None for key in entry.keys.values()])
 
     def _record(self, entry: Claim) -> dict[str, Any]:
-        leading, survivors = self._survival(entry)
+        """Whether the predicate holds: on what is written, not on what a step still writes (L7)."""
+        leading, survivors = _run(
+            [
+                any(self._written(block, key) for block in self._pool.entry.get(key, ()))
+                for key in entry.keys.values()
+            ]
+        )
         holds = survivors == entry.granted.n
         return {"holds": holds, "leading": leading, "survivors": survivors}
 
@@ -476,3 +477,8 @@ class Residency:
             prefix_id=entry.keys[entry.granted.positions[-1]],
             **data,
         )
+
+
+def _run(present: list[bool]) -> tuple[int, int]:
+    """How many come first without a gap, and how many there are."""
+    return present.index(False) if False in present else len(present), sum(present)

@@ -7,7 +7,7 @@ events through a `Recorder` and tells the claim actions of the machine in `spec.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Final, Protocol
@@ -687,7 +687,7 @@ class ClaimBook:
     def _harm(self, claim: Claim, cause: Cause) -> None:
         before = claim.record(claim.footprint, claim.footprint)
         self._leave(claim, Phase.HARMED)
-        after = claim.record(*self._survival(claim))
+        after = claim.record(*self._survival(claim, self._pool.survives))
         self._emit("resident_claim_harmed", claim, cause=cause.value, before=before, after=after)
         self._drop_pins(claim)
         self._forget(claim)
@@ -791,11 +791,14 @@ class ClaimBook:
             raise BadOperation(f"no claim {claim_id!r} is in force")
         return claim
 
-    def _survival(self, claim: Claim) -> tuple[int, int]:
+    def _survival(
+        self, claim: Claim, is_there: Callable[[str], bool] | None = None
+    ) -> tuple[int, int]:
         """Surviving positions: in a row from the start, and in all.  What is to be kept in a tier
         survives there."""
         tier = self._is_kept if claim.offloadable else lambda _: False
-        present = [self._pool.survives(key) or tier(key) for key in claim.keys]
+        found = is_there or self._pool.is_visible
+        present = [found(key) or tier(key) for key in claim.keys]
         leading = present.index(False) if False in present else len(present)
         return leading, sum(present)
 
