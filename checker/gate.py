@@ -7,6 +7,7 @@ if it dies instead, that is a result too.  An engine that cannot run here is lef
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -417,7 +418,9 @@ def _part(command: str, engine: str | None, options: list[str]) -> Part:
     started = time.monotonic()
     try:
         call = [sys.executable, "-m", "kvclaims.checker.cli", *arguments]
-        ended = children.run(call, timeout=TIME_LIMIT_S)
+        # Threads of engines that share cores wait for each other by turning round.
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        ended = children.run(call, timeout=TIME_LIMIT_S, environment=environment)
     except subprocess.TimeoutExpired:
         error = f"took longer than {TIME_LIMIT_S} s"
         return Part(command, engine, Verdict.UNKNOWN, TIME_LIMIT_S, {}, error=error)
