@@ -311,3 +311,18 @@ def test_an_aborted_request_ends_at_once_unless_a_transfer_writes_for_it(
     )
     abort = parse({"op": "abort", "request": "r"})
     assert [rule for rule, _ in let_go(abort, before, after)] == rules
+
+
+def test_a_block_that_a_later_step_still_writes_may_be_named_when_its_token_is_known() -> None:
+    """With two steps under way the end of the first names what the second writes (B4)."""
+    pool = PoolConfig(12, 16, 0, 64, in_flight=2)
+    raw: list[dict[str, Any]] = [
+        {"op": "submit", "request": "r1", "content": [["A", 5]], "max_new_tokens": 32},
+        {"op": "step", "times": 3},
+        {"op": "dispatch"},
+        {"op": "step", "times": 12},
+        {"op": "dispatch"},
+        {"op": "dispatch"},
+        {"op": "step"},
+    ]
+    assert run(open_supervised(REFERENCE, None, pool), raw) == []
