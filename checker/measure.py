@@ -9,15 +9,17 @@ falls when its evidence is taken away.
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import torch
 
+from kvclaims.checker import provenance
 from kvclaims.checker.verdicts import Progress
 from kvclaims.spec.fidelity import (
     Declaration,
@@ -37,11 +39,23 @@ from kvclaims.spec.vocabulary import Verdict
 GROUP: Final = "kvclaims.mechanisms"
 TOKENS: Final = tuple((11 * i * i + 5 * i + 2) % 64 for i in range(96))
 """The prompt: six blocks of sixteen, no two alike."""
+OTHER: Final = TOKENS[::-1]
+"""Another prompt, as long, whose KV is nowhere the same."""
 ELSEWHERE: Final = tuple((5 * i + 1) % 64 for i in range(32))
 """What stands before the prompt when it is served at another place."""
 NEAR: Final = 1e-9
 """Two results of double-precision arithmetic are the same up to rounding."""
 QUERIES: Final = 8
+
+
+@runtime_checkable
+class Turning(Protocol):
+    """A mechanism of which it is said that what its parts stand for can be turned before or after
+    it is put together."""
+
+    def turned(self, stored: Stored, by: int) -> Stored:
+        """The object as if each token stood `by` places further: only parts that carry several
+        blocks (a codebook) may be others, of the same shape."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +71,7 @@ class Evidence:
         return {"name": self.name, "shows": self.shows, "says": self.says, **self.figures}
 
 
-ALWAYS: Final = ("identity", "loss")
+ALWAYS: Final = ("identity", "loss", "source")
 """The evidence that every class stands on."""
 
 NEEDED: Final[Mapping[Fidelity, tuple[str, ...]]] = {
@@ -122,6 +136,8 @@ class MechanismReport:
     declaration: Declaration
     evidence: tuple[Evidence, ...]
     served: Served
+    turns: bool = False
+    """It is `Turning`."""
 
     @property
     def undeclared(self) -> bool:
@@ -153,16 +169,19 @@ class MechanismReport:
     @property
     def rests_on(self) -> tuple[str, ...]:
         """The evidence without which nothing is said of the declaration."""
-        own = self.declaration
-        return (*NEEDED[own.fidelity], "query", *(("leans",) if own.leans else ()))
+        return (*self._needed, "query", *(("leans",) if self.declaration.leans else ()))
+
+    @property
+    def _needed(self) -> tuple[str, ...]:
+        """The evidence that must speak for it."""
+        return (*NEEDED[self.declaration.fidelity], *(("commutes",) if self.turns else ()))
 
     @property
     def lowering(self) -> Lowering:
         """The verdict on the declared class: rejected where evidence speaks against it, unknown
         where some is missing, approximate where what is served differs from what was computed."""
         found = {item.name: item.shows for item in self.evidence}
-        needed = NEEDED[self.declaration.fidelity]
-        if self.undeclared or any(found.get(name) is False for name in needed):
+        if self.undeclared or any(found.get(name) is False for name in self._needed):
             return Lowering.REJECTED
         if any(name not in found for name in self.rests_on):
             return Lowering.UNKNOWN
@@ -261,7 +280,8 @@ def measure(
             if answer is not None:
                 found.append(replace(answer, name=name))
         served = bench.would_be_served()
-    return MechanismReport(mechanism.declaration, tuple(found), served)
+    turns = isinstance(mechanism, Turning)
+    return MechanismReport(mechanism.declaration, tuple(found), served, turns)
 
 
 @contextmanager
@@ -290,14 +310,25 @@ class Bench:
         self.truth = self.model.kv(TOKENS)
         self.stored = self.store()
         self.served = mechanism.load(self.stored)
+        self.hidden = self._files()
         self.blocks = -(-len(TOKENS) // self.model.block)
+        self.case = provenance.Case(
+            mechanism, self.stored, self.store(tokens=OTHER), self.blocks, self.queries
+        )
+        """The prompt in store, beside another."""
+        self.seen = self.case.seen(self.served)
 
-    def store(self, query: int = 0) -> Stored:
-        """The prompt stored anew, in a folder of its own."""
+    def store(self, query: int = 0, tokens: tuple[int, ...] = TOKENS) -> Stored:
+        """The prompt, or another, stored anew in a folder of its own."""
         self._stores += 1
         folder = self._folder / str(self._stores)
         folder.mkdir()
-        return self.mechanism.store(TOKENS, self.queries[query], folder)
+        return self.mechanism.store(tokens, self.queries[query], folder)
+
+    def _files(self) -> list[str]:
+        """The files in store that no part names."""
+        named = {part.path for part in self.stored.parts.values()}
+        return sorted(p.name for p in self._folder.rglob("*") if p.is_file() and p not in named)
 
     def errors(self, loaded: Loaded, truth: tuple[Any, Any] | None = None) -> tuple[Any, Any]:
         """Absolute differences of keys and values, [layers, heads, tokens, width]."""
@@ -402,6 +433,48 @@ def _by_token(errors: tuple[Any, Any]) -> Any:
     return torch.maximum(keys, values)
 
 
+def _commutes(bench: Bench) -> Evidence | None:
+    """Does a turned codebook serve what was served, turned?"""
+    if not isinstance(bench.mechanism, Turning):
+        return None
+    by = len(ELSEWHERE)
+    turned = bench.mechanism.turned(bench.stored, by)
+    whole = bench.mechanism.load(bench.stored)
+    loaded = bench.mechanism.load(turned)
+    if loaded.declined or whole.declined:
+        return Evidence("", False, f"declined: {loaded.declined or whole.declined}")
+    truth = bench.model.moved(bench.seen.keys, 0, by), bench.seen.values
+    error = max(float(e.max()) for e in bench.errors(loaded, truth))
+    others = _differing(bench.stored, turned)
+    leaning = _carrying(bench)
+    alone = sorted(name for name in others if name not in leaning)
+    is_turned = not alone and replace(turned, parts=bench.stored.parts) == bench.stored
+    is_kept = not bench.case.moved(bench.seen, bench.case.seen(whole))
+    says = f"turned by {by} places, {', '.join(others) or 'nothing'} serves keys off by {error:.1g}"
+    if alone:
+        says += f"; and not a codebook: {', '.join(alone)}"
+    elif not is_turned or not is_kept:
+        says += "; and something else was changed"
+    return Evidence(
+        "",
+        error < NEAR and is_turned and is_kept and bool(others),
+        says,
+        {"error": error, "turned": others},
+    )
+
+
+def _differing(own: Stored, other: Stored) -> list[str]:
+    """The names of parts that are not alike in two objects."""
+    names = own.parts.keys() | other.parts.keys()
+    return sorted(
+        name
+        for name in names
+        if name not in own.parts
+        or name not in other.parts
+        or not _alike(own.parts[name], other.parts[name])
+    )
+
+
 def _context(bench: Bench) -> Evidence:
     """Served behind the context that it was computed in, is it what was computed?"""
     before = bench.stored.context
@@ -463,9 +536,7 @@ def _same_output(bench: Bench) -> Evidence:
 
 def _query(bench: Bench) -> Evidence:
     """Would another query have stored the same?"""
-    own, other = bench.store().parts, bench.store(query=1).parts
-    differing = sorted(own.keys() ^ other.keys())
-    differing += [name for name in own if name in other and not _alike(own[name], other[name])]
+    differing = _differing(bench.store(), bench.store(query=1))
     says = (
         f"another query stores other {', '.join(differing)}"
         if differing
@@ -477,14 +548,10 @@ def _query(bench: Bench) -> Evidence:
 def _alike(one: Part, other: Part) -> bool:
     """Whether two parts hold the same, in memory or in files."""
     if one.tensor is not None and other.tensor is not None:
-        return _same(one.tensor, other.tensor)
+        return provenance.same(one.tensor, other.tensor)
     if one.path is not None and other.path is not None:
         return one.path.read_bytes() == other.path.read_bytes()
     return False
-
-
-def _same(one: Any, other: Any) -> bool:
-    return bool(one.shape == other.shape and (one == other).all())
 
 
 def _identity(bench: Bench) -> Evidence:
@@ -527,15 +594,26 @@ def _loss(bench: Bench) -> Evidence:
 
 
 def _as_before(bench: Bench, loaded: Loaded) -> bool:
-    if bench.served.keys is None or loaded.keys is None:
-        return False
-    return _same(loaded.keys, bench.served.keys) and _same(loaded.values, bench.served.values)
+    return not loaded.declined and not bench.case.moved(bench.seen, bench.case.seen(loaded))
 
 
 def _leans(bench: Bench) -> Evidence | None:
     """Which parts carry more than one block: their loss breaks all that lean on them."""
     if bench.served.keys is None or any(p.tensor is None for p in bench.stored.parts.values()):
         return None
+    shared = _carrying(bench)
+    most = max(shared.values(), default=1)
+    says = (
+        f"{len(shared)} parts carry several blocks each, up to {most} of {bench.blocks}: they "
+        "belong to the footprint of each of those"
+        if shared
+        else "each part carries one block"
+    )
+    return Evidence("", not shared, says, {"shared": shared})
+
+
+def _carrying(bench: Bench) -> dict[str, int]:
+    """The parts that carry several blocks, and how many each."""
     shared = {}
     for name, part in bench.stored.parts.items():
         if not part.tensor.is_floating_point() and not part.tensor.is_complex():
@@ -548,14 +626,7 @@ def _leans(bench: Bench) -> Evidence | None:
         tokens = moved.any(-1).any(0).any(0).nonzero().flatten() // bench.model.block
         if len(tokens.unique()) > 1:
             shared[name] = len(tokens.unique())
-    most = max(shared.values(), default=1)
-    says = (
-        f"{len(shared)} parts carry several blocks each, up to {most} of {bench.blocks}: they "
-        "belong to the footprint of each of those"
-        if shared
-        else "each part carries one block"
-    )
-    return Evidence("", not shared, says, {"shared": shared})
+    return shared
 
 
 def _whole(bench: Bench) -> Evidence:
@@ -585,6 +656,24 @@ def _device(bench: Bench) -> Evidence:
     return Evidence("", not away, says if away else "every part is on the device", {"away": away})
 
 
+def _source(bench: Bench) -> Evidence:
+    """Does every block come from where it is said to, here and elsewhere?  Where it really comes
+    from is found by changing what lies there (`checker.provenance`)."""
+    parts = bench.stored.parts.items()
+    odd = sorted(n for n, part in parts if (part.tier is Tier.FILE) != (part.path is not None))
+    wrong = [f"{name} is in another tier than it says" for name in odd]
+    wrong += [f"{name} is a file that no part names" for name in bench.hidden]
+    places = {"in its place": (), f"after {len(ELSEWHERE)} other tokens": ELSEWHERE}
+    for where, before in places.items():
+        wrong += [f"{where} {lie}" for lie in provenance.untrue(bench.case, before)]
+    return Evidence(
+        "",
+        not wrong and not bench.served.declined,
+        "; ".join(wrong) or f"found where they are said to come from: {_kinds(bench.served)}",
+        {"untrue": wrong},
+    )
+
+
 def _tier(bench: Bench) -> Evidence:
     """Where does it come from?"""
     parts = bench.stored.parts
@@ -593,15 +682,19 @@ def _tier(bench: Bench) -> Evidence:
     here = {name: part for name, part in parts.items() if part.tier is Tier.DEVICE}
     bare = bench.mechanism.load(replace(bench.stored, parts=here))
     invented = away.intersection(bare.provenance)
-    kinds = {kind: bench.served.provenance.count(kind) for kind in bench.served.provenance}
-    from_where = ", ".join(f"{number} blocks {kind}" for kind, number in kinds.items())
+    kinds = Counter(bench.served.provenance)
     return Evidence(
         "",
         bool(away.intersection(kinds)) and not invented,
-        f"kept in {', '.join(tiers)}; served {from_where or 'nothing'}"
+        f"kept in {', '.join(tiers)}; served {_kinds(bench.served)}"
         + (f"; said to be from {', '.join(sorted(invented))} when all is gone" if invented else ""),
-        {"tiers": tiers, "provenance": kinds},
+        {"tiers": tiers, "provenance": dict(kinds)},
     )
+
+
+def _kinds(loaded: Loaded) -> str:
+    kinds = Counter(loaded.provenance)
+    return ", ".join(f"{number} blocks {kind}" for kind, number in kinds.items()) or "nothing"
 
 
 def _spoilt(bench: Bench) -> Evidence | None:
@@ -665,6 +758,7 @@ def _held(bench: Bench) -> Evidence | None:
 MEASURES: Final[Mapping[str, Callable[[Bench], Evidence | None]]] = {
     "bits": _bits,
     "rotation": _rotation,
+    "commutes": _commutes,
     "context": _context,
     "bound": _bound,
     "attention": _attention,
@@ -674,6 +768,7 @@ MEASURES: Final[Mapping[str, Callable[[Bench], Evidence | None]]] = {
     "loss": _loss,
     "leans": _leans,
     "whole": _whole,
+    "source": _source,
     "device": _device,
     "tier": _tier,
     "spoilt": _spoilt,

@@ -84,7 +84,7 @@ class Capsules:
             keys,
             values,
             torch.ones(len(stored.tokens), dtype=torch.bool),
-            ("capsule",) * len(blocks_of(stored.tokens)),
+            ("device",) * len(blocks_of(stored.tokens)),
             output=lambda query: self.model.mix(query, keys, values, recurrent, window),
         )
 

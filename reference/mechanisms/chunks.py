@@ -63,7 +63,7 @@ class Chunks:
             torch.cat((first_keys, *keys), dim=2),
             torch.cat((first_values, *(v for _, v in shared)), dim=2),
             torch.ones(min(len(wanted) * BLOCK, len(stored.tokens)), dtype=torch.bool),
-            ("computed", *("shared" for _ in shared)),
+            ("computed", *("device" for _ in shared)),
         )
 
 

@@ -64,7 +64,7 @@ class Facts:
         end = min(len(wanted) * BLOCK, len(stored.tokens))
         keys = rotate(stored.parts["keys"].tensor[:, :, :end], len(before))
         values = stored.parts["values"].tensor[:, :, :end]
-        return Loaded(keys, values, torch.ones(end, dtype=torch.bool), ("shared",) * len(wanted))
+        return Loaded(keys, values, torch.ones(end, dtype=torch.bool), ("device",) * len(wanted))
 
 
 MECHANISM: Final = Facts()

@@ -71,7 +71,7 @@ class SparseAndLowRank:
             above = (sharp[..., None] * values).sum(2) + (soft[..., None] * summed).sum(2)
             return above / (sharp.sum(-1) + (soft * weight).sum(-1))[..., None]
 
-        return Loaded(provenance=("state",), output=output)
+        return Loaded(provenance=("device",) * len(blocks_of(stored.tokens)), output=output)
 
 
 def _chosen(vectors: Any, places: Any) -> Any:

@@ -107,6 +107,11 @@ def unrotate(vectors: Any, start: int) -> Any:
     return _turn(vectors, -(start + torch.arange(vectors.shape[-2], dtype=torch.float64)))
 
 
+def turn(vectors: Any, by: int) -> Any:
+    """[..., width] all turned by as many places."""
+    return _turn(vectors, torch.full((1,), by, dtype=torch.float64))
+
+
 def _turn(vectors: Any, places: Any) -> Any:
     half = WIDTH // 2
     speeds = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)

@@ -8,6 +8,7 @@ turned codebook.  Without its codebook a code means nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from kvclaims.reference.mechanisms.model import (
     cut,
     foreign,
     rotate,
+    turn,
     unrotate,
 )
 from kvclaims.spec.fidelity import Declaration, Fidelity, Loaded, Part, Stored, Tier
@@ -79,6 +81,13 @@ class VectorQuantization:
             torch.ones(min(len(wanted) * BLOCK, len(stored.tokens)), dtype=torch.bool),
             ("device",) * len(wanted),
         )
+
+    def turned(self, stored: Stored, by: int) -> Stored:
+        """Implements `checker.measure.Turning`: no code is touched."""
+        part = stored.parts["codebook/keys"]
+        words = vectors(part.tensor.movedim(3, -1))
+        book = pairs(turn(words, by)).movedim(-1, 3)
+        return replace(stored, parts={**stored.parts, "codebook/keys": replace(part, tensor=book)})
 
 
 def decode(book: Any, codes: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="mechanisms work on torch tensors")
 
 from kvclaims.checker import measure as m  # noqa: E402
-from kvclaims.reference.mechanisms import vector_quantization  # noqa: E402
+from kvclaims.checker import provenance  # noqa: E402
 from kvclaims.reference.mechanisms.capsules import Capsules  # noqa: E402
 from kvclaims.reference.mechanisms.channels import PrunedChannels  # noqa: E402
+from kvclaims.reference.mechanisms.chunks import Chunks  # noqa: E402
 from kvclaims.reference.mechanisms.facts import Facts  # noqa: E402
 from kvclaims.reference.mechanisms.file_offload import FileOffload, Lookup  # noqa: E402
 from kvclaims.reference.mechanisms.files import publish, read  # noqa: E402
@@ -22,6 +24,7 @@ from kvclaims.reference.mechanisms.model import MODEL, rotate, unrotate  # noqa:
 from kvclaims.reference.mechanisms.persistent import PersistentReader  # noqa: E402
 from kvclaims.reference.mechanisms.two_bits import TwoBits  # noqa: E402
 from kvclaims.reference.mechanisms.two_ends import TwoEnds  # noqa: E402
+from kvclaims.reference.mechanisms.vector_quantization import VectorQuantization  # noqa: E402
 from kvclaims.spec.fidelity import (  # noqa: E402
     Fidelity,
     Loaded,
@@ -58,6 +61,10 @@ LEANING = (
 """Those with parts that carry several blocks: codebooks, references, scales, whole tensors."""
 
 
+TURNING = {"commvq"}
+"""Those of which it is said that a codebook can be turned before it is summed."""
+
+
 @pytest.fixture(scope="module")
 def reports() -> dict[str, m.MechanismReport]:
     return {name: m.measure(m.find(name)) for name in m.names()}
@@ -86,7 +93,11 @@ def test_the_measured_class_is_the_declared_one(
     [
         (name, needed)
         for name, (fidelity, _) in EXPECTED.items()
-        for needed in (*m.NEEDED[fidelity], "query", *(("leans",) if name in LEANING else ()))
+        for needed in (
+            *(*m.NEEDED[fidelity], "query"),
+            *(("leans",) if name in LEANING else ()),
+            *(("commutes",) if name in TURNING else ()),
+        )
     ],
 )
 def test_a_verdict_falls_with_its_evidence(
@@ -145,22 +156,18 @@ def test_a_computed_block_is_not_called_restored(reports: dict[str, m.MechanismR
     assert provenance == {"computed": 3, "file": 3}
 
 
-def test_codes_can_be_turned_before_or_after_they_are_summed() -> None:
-    keys, _ = MODEL.kv(m.TOKENS)
-    book, codes = vector_quantization.learn(vector_quantization.pairs(unrotate(keys, 0)))
-    place = 5
-    half = keys.shape[3] // 2
-    turn = torch.exp(1j * place * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half))
-    before = vector_quantization.decode(book * turn[:, None], codes)
-    after = vector_quantization.decode(book, codes) * turn
-    assert torch.allclose(before, after, atol=1e-12)
-    assert torch.allclose(
-        vector_quantization.vectors(after)[:, :, :1],
-        rotate(
-            vector_quantization.vectors(vector_quantization.decode(book, codes))[:, :, :1], place
-        ),
-        atol=1e-12,
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_a_codebook_that_commutes_with_a_turn_is_measured(
+    reports: dict[str, m.MechanismReport], name: str
+) -> None:
+    assert reports[name].turns == (name in TURNING)
+    assert [e.name for e in reports[name].evidence if e.name == "commutes"] == ["commutes"] * (
+        name in TURNING
     )
+    if name in TURNING:
+        figures = evidence(reports[name], "commutes").figures
+        assert figures["turned"] == ["codebook/keys"]
+        assert figures["error"] < 1e-12
 
 
 # --- mechanisms that break their word are found -------------------------------------------
@@ -357,6 +364,220 @@ def test_while_a_file_is_written_a_lookup_says_so_and_nothing_is_served(tmp_path
     files.finish(stored)
     assert files.lookup(stored, 0) is Lookup.HIT
     assert not files.load(stored).declined
+
+
+class Rounding(VectorQuantization):
+    """Rounds what it has decoded: a sum that was turned before is another one."""
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        loaded = super().load(stored, before, blocks)
+        if loaded.declined:
+            return loaded
+        place = len(before)
+        plain = (unrotate(loaded.keys, place) * 4).round() / 4
+        return replace(loaded, keys=rotate(plain, place))
+
+
+class OtherWay(VectorQuantization):
+    """Turns its codebook the other way round."""
+
+    def turned(self, stored: Stored, by: int) -> Stored:
+        return super().turned(stored, -by)
+
+
+class Unmoved(VectorQuantization):
+    """Leaves its codebook alone."""
+
+    def turned(self, stored: Stored, by: int) -> Stored:
+        return stored
+
+
+class CodesToo(VectorQuantization):
+    """Codes its keys anew for the place."""
+
+    def turned(self, stored: Stored, by: int) -> Stored:
+        turned = super().turned(stored, by)
+        codes = stored.parts["keys/0"].tensor ^ 1
+        book = turned.parts["codebook/keys"].tensor.clone()
+        parts = {**turned.parts, "keys/0": Part(Tier.DEVICE, codes)}
+        return replace(turned, parts={**parts, "codebook/keys": Part(Tier.DEVICE, book)})
+
+
+class InPlace(VectorQuantization):
+    """Turns the codebook that others still read."""
+
+    def turned(self, stored: Stored, by: int) -> Stored:
+        turned = super().turned(stored, by)
+        stored.parts["codebook/keys"].tensor.copy_(turned.parts["codebook/keys"].tensor)
+        return turned
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "says"),
+    [
+        (Rounding, "turned by 32 places, codebook/keys serves keys off by 0."),
+        (OtherWay, "turned by 32 places, codebook/keys serves keys off by "),
+        (Unmoved, "turned by 32 places, nothing serves keys off by "),
+        (CodesToo, "; and not a codebook: keys/0"),
+        (InPlace, "turned by 32 places, nothing serves keys off by "),
+    ],
+)
+def test_a_codebook_that_does_not_commute_is_found(mechanism: Any, says: str) -> None:
+    report = m.measure(mechanism())
+    commutes = evidence(report, "commutes")
+    assert not commutes.shows
+    assert says in commutes.says
+    assert (report.lowering, report.verdict) == (Lowering.REJECTED, Verdict.VIOLATED)
+
+
+# --- where blocks come from is found, not believed -------------------------------------------
+
+
+def lying(name: str, change: Any) -> Any:
+    """The mechanism with other words about where its blocks come from."""
+
+    def told(loaded: Loaded) -> Loaded:
+        return replace(loaded, provenance=change(loaded.provenance))
+
+    return served_as(type(m.find(name)), told)
+
+
+def found_out(mechanism: Any) -> m.Evidence:
+    """What is found of a mechanism that nothing else speaks against."""
+    report = m.measure(mechanism)
+    needed = m.NEEDED[report.declaration.fidelity]
+    assert [e.name for e in report.evidence if not e.shows and e.name in needed] == ["source"]
+    assert (report.lowering, report.verdict) == (Lowering.REJECTED, Verdict.VIOLATED)
+    assert report.measured is None
+    return evidence(report, "source")
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+@pytest.mark.parametrize("word", ["computed", "device", "host", "file"])
+def test_a_lie_about_one_block_is_found(name: str, word: str) -> None:
+    mechanism = m.find(name)
+    with m.one_thread(), TemporaryDirectory() as folder:
+        bench = m.Bench(mechanism, Path(folder))
+        for block, true in enumerate(bench.served.provenance):
+            if word == true:
+                continue
+
+            def lie(own: tuple[str, ...], block: int = block) -> tuple[str, ...]:
+                return (*own[:block], word, *own[block + 1 :])
+
+            bench.case = replace(bench.case, mechanism=lying(name, lie))
+            (wrong,) = provenance.untrue(bench.case, ())
+            assert wrong.startswith(f"block {block} said to be {word}: ")
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_what_each_mechanism_says_of_its_blocks_is_true(
+    reports: dict[str, m.MechanismReport], name: str
+) -> None:
+    said = {"cake": "3 blocks computed, 3 blocks file", "py-kvcache": "6 blocks file"}
+    said["mepic"] = "1 blocks computed, 5 blocks device"
+    source = evidence(reports[name], "source")
+    assert source.shows
+    assert source.says.endswith(f": {said.get(name, '6 blocks device')}")
+
+
+def test_shared_blocks_that_were_computed_for_one_reader_are_found() -> None:
+    class Private(Chunks):
+        """Computes every block of the chunk anew, and calls it shared."""
+
+        def load(
+            self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None
+        ) -> Loaded:
+            loaded = super().load(stored, before, blocks)
+            if loaded.declined:
+                return loaded
+            first, _ = self.model.kv(stored.tokens[:16], before)
+            keys, values = self.model.kv(stored.tokens[: loaded.keys.shape[2]])
+            keys = torch.cat((first, rotate(unrotate(keys, 0), len(before))[:, :, 16:]), dim=2)
+            values = torch.cat((loaded.values[:, :, :16], values[:, :, 16:]), dim=2)
+            return replace(loaded, keys=keys, values=values)
+
+    assert "block 1, 2, 3, 4, 5 said to be device: it is computed" in found_out(Private()).says
+
+
+class Remembering(PersistentReader):
+    """Serves what it remembers while the pages are there, whatever they hold."""
+
+    def store(self, tokens: Sequence[int], query: Any, folder: Path) -> Stored:
+        self._own: dict[Any, Any] = {**getattr(self, "_own", {}), tuple(tokens): None}
+        self._own[tuple(tokens)] = self.model.kv(tokens)
+        return super().store(tokens, query, folder)
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        loaded = super().load(stored, before, blocks)
+        if loaded.declined:
+            return loaded
+        end = loaded.keys.shape[2]
+        keys, values = self._own[stored.tokens]
+        return replace(loaded, keys=keys[:, :, :end], values=values[:, :, :end])
+
+
+def test_pages_that_nobody_reads_are_found() -> None:
+    says = found_out(Remembering()).says
+    assert "block 0, 1, 2, 3, 4, 5 said to be device: it does not matter what lies there" in says
+
+
+class HiddenFile(PersistentReader):
+    """Keeps half of each bit in a file that it does not tell of."""
+
+    def store(self, tokens: Sequence[int], query: Any, folder: Path) -> Stored:
+        stored = super().store(tokens, query, folder)
+        (folder / "secret").write_bytes(b"half")
+        self._secret = folder / "secret"
+        return stored
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        if not self._secret.exists():
+            return Loaded(declined="the secret is gone")
+        return super().load(stored, before, blocks)
+
+
+def test_a_file_that_no_part_names_is_found() -> None:
+    assert found_out(HiddenFile()).says == "secret is a file that no part names"
+
+
+def test_a_part_that_is_not_in_its_tier_is_found() -> None:
+    class Elsewhere(FileOffload):
+        """Says of one file that it is on the host."""
+
+        def store(self, tokens: Sequence[int], query: Any, folder: Path) -> Stored:
+            stored = super().store(tokens, query, folder)
+            first = replace(stored.parts["block/0"], tier=Tier.HOST)
+            return replace(stored, parts={**stored.parts, "block/0": first})
+
+    says = evidence(m.measure(Elsewhere()), "source").says
+    assert "block/0 is in another tier than it says" in says
+
+
+def test_words_that_say_nothing_of_a_place_are_found() -> None:
+    shared = found_out(lying("mepic", lambda own: ("computed", *("shared",) * 5)))
+    assert shared.says.startswith("in its place shared: no tier, and not computed")
+    short = found_out(lying("less", lambda own: own[:1]))
+    assert short.says == "in its place it tells of 1 blocks and serves 6"
+
+
+def test_an_answer_to_queries_that_lacks_a_part_is_not_what_was_computed() -> None:
+    """Its keys and values are all there, and its state is not."""
+    report = m.measure(Forgetful())
+    assert evidence(report, "loss").figures["served_wrong"] == ["recurrent"]
+
+
+def test_another_prompt_differs_in_every_block() -> None:
+    keys, values = MODEL.kv(m.TOKENS)
+    others = MODEL.kv(m.OTHER)
+    for tensor, other in zip((keys, values), others, strict=True):
+        assert bool((tensor != other).unflatten(2, (6, 16)).any(3).all())
+
+
+def test_weights_and_bytes_are_as_they_were_after_a_measurement() -> None:
+    before = MODEL.kv(m.TOKENS)
+    m.measure(m.find("py-kvcache"))
+    assert all(map(torch.equal, before, MODEL.kv(m.TOKENS)))
 
 
 def test_evidence_that_does_not_exist_cannot_be_left_out() -> None:
