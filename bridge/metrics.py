@@ -28,6 +28,8 @@ _BLOCKS: Final = {
     "tier_blocks": "Copies that the tier of offloadable claims has room for.",
     "tier_promised_blocks": "Contents that responsible offloadable claims were promised room for.",
     "tier_kept_blocks": "Copies in the tier, of ended claims too.",
+    "tier_unsaved_blocks": "Promised contents whose copy could not be written the last time.",
+    "tier_copy_bytes": "Bytes that a copy of a block takes in the tier, at most.",
 }
 """Those of a tier only where there is one."""
 

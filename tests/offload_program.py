@@ -65,7 +65,13 @@ class Engine:
         )
         prompts = [{"prompt_token_ids": tokens}]
         (output,) = self.llm.generate(prompts, params, use_tqdm=False)
+        self.settle()
         return output
+
+    def settle(self) -> None:
+        """Until copies are written: nobody waits for them (a serving engine's loop does this)."""
+        while self.core.scheduler.has_requests():
+            self.core.step_fn()
 
     def press(self) -> None:
         """Enough others to take every block of the pool."""

@@ -29,7 +29,7 @@ from kvclaims.bridge.serving.wire import (
     read_name,
     ticks,
 )
-from kvclaims.bridge.vllm.limits import HardShare, Limits
+from kvclaims.bridge.vllm.limits import HardShare, Limits, TierShare
 from kvclaims.spec.feasibility import Judgement, Situation
 from kvclaims.spec.interface import BadOperation, ClaimAnswer, ClaimSpec
 from kvclaims.spec.vocabulary import Decision, Outcome, Phase, Protection
@@ -94,6 +94,8 @@ class Desk:
         self._refusals: OrderedDict[str, Refusal] = OrderedDict()
         limits = Limits(settings.quotas, settings.default_quota, settings.cap(enforcer.usable))
         enforcer.book.share = HardShare(limits)
+        tier_limits = Limits(settings.tier_quotas, settings.default_tier_quota)
+        enforcer.book.tier_share = TierShare(tier_limits)
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -209,7 +211,7 @@ class Desk:
         claim = self._own(who, message)
         view = self.enforcer.book.view(claim)
         survival = {"leading": view.leading, "survivors": view.survivors}
-        return Answer(200, {**self._summary(claim), **survival})
+        return Answer(200, {**self._summary(claim), **survival, **self._unsaved(claim)})
 
     def _op_list(self, who: Who, _: Mapping[str, Any]) -> Answer:
         mine = [c for c in self._claims() if who.operator or c.spec.owner == who.owner]
@@ -234,7 +236,7 @@ class Desk:
         body["hard_blocks"] = share.used.get(who.owner, 0)
         body["quota"] = share.quota(who.owner)
         body["hard_cap"] = share.limits.cap
-        return Answer(200, {**body, **self._tier()})
+        return Answer(200, {**body, **self._tier(), **self._tier_of(who.owner)})
 
     def _op_verdict(self, who: Who, message: Mapping[str, Any]) -> Answer:
         """Why the request of this (external) id was turned away, if it was."""
@@ -396,7 +398,22 @@ class Desk:
             "tier_blocks": tier.blocks,
             "tier_promised_blocks": tier.promised,
             "tier_kept_blocks": tier.kept,
+            "tier_unsaved_blocks": len(tier.unsaved),
+            "tier_copy_bytes": self.enforcer.offloading.copy_bytes,
         }
+
+    def _tier_of(self, owner: str) -> dict[str, int | None]:
+        """What the owner's offloadable claims were promised of it."""
+        book = self.enforcer.book
+        if book.tier is None:
+            return {}
+        share = book.tier_share
+        return {"tier_own_blocks": share.used.get(owner, 0), "tier_quota": share.quota(owner)}
+
+    def _unsaved(self, claim: Any) -> dict[str, Any]:
+        """How many of its blocks could not be copied into the tier, and why the first of them."""
+        reasons = self.enforcer.book.unsaved(claim) if claim.offloadable else []
+        return {"unsaved_blocks": len(reasons), "unsaved_reason": reasons[0]} if reasons else {}
 
     def stats(self) -> dict[str, Any]:
         """Everything that `/metrics` shows."""

@@ -46,6 +46,10 @@ class Settings:
     """For owners without an entry; None for no quota, 0 for no hard claims."""
     hard_share: float = 1.0
     """Of the usable blocks, how much all hard claims together may be granted (Q2)."""
+    tier_quotas: Mapping[str, int] = field(default_factory=dict)
+    """Blocks in the tier that an owner may be promised at a time, by offloadable claims."""
+    default_tier_quota: int | None = None
+    """For owners without an entry; None for no quota."""
     claims_per_owner: int = 10_000
     """Claims in force that an owner may have at a time, of any protection."""
     remember: int = 10_000
@@ -80,9 +84,11 @@ class Settings:
             "retry_after": (self.retry_after, 1),
             "max_body": (self.max_body, 1024),
             **{f"quotas.{owner}": (quota, 0) for owner, quota in self.quotas.items()},
+            **{f"tier_quotas.{owner}": (quota, 0) for owner, quota in self.tier_quotas.items()},
         }
-        if self.default_quota is not None:
-            whole["default_quota"] = (self.default_quota, 0)
+        for name in ("default_quota", "default_tier_quota"):
+            if getattr(self, name) is not None:
+                whole[name] = (getattr(self, name), 0)
         for name, (value, least) in whole.items():
             if type(value) is not int or value < least:
                 raise BadSettings(f"{name} is a whole number from {least}, not {value!r}")
@@ -97,7 +103,7 @@ class Settings:
         for owner, digest in {**self.owners, "operator_sha256": self.operator_sha256}.items():
             if digest and not _DIGEST.fullmatch(str(digest)):
                 raise BadSettings(f"{owner}: give the SHA-256 of the secret in hexadecimal")
-        for owner in (*self.quotas, *self.owners):
+        for owner in (*self.quotas, *self.tier_quotas, *self.owners):
             if not NAME.fullmatch(owner):
                 raise BadSettings(f"no owner can be called {owner!r}")
 

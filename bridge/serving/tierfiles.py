@@ -6,11 +6,13 @@ the life that it was written in and the form of the blocks, and only while the c
 that and the content is right.
 
 A life is one engine's, from its start (or its last reset) on: claims do not outlive it, so neither
-do files.  A folder has one user at a time.  On a file system in memory it is host memory.
+do files.  A folder has one user at a time, and may have a limit in bytes.  On a file system in
+memory it is host memory.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -27,7 +29,9 @@ _LOCK: Final = "in-use"
 _DONE: Final = ".kv"
 _UNDER_WAY: Final = ".part"
 _NAME: Final = re.compile(r"[0-9a-f]{1,160}")
-_MOST_HEADER: Final = 4096
+_MOST_HEADER: Final = 512
+OVERHEAD: Final = len(MAGIC) + _MOST_HEADER
+"""Bytes of a file beyond the content, at most."""
 _MOST_AT_ONCE: Final = 1 << 20
 """Bytes that are read or written at a time."""
 
@@ -41,15 +45,19 @@ class TierBusy(OSError):
 
 
 class TierFiles:
-    """The copies in one folder, for blocks of one `form` (layers, shapes, element types).
+    """The copies in one folder, for blocks of one `form` (layers, shapes, element types), of at
+    most `limit` bytes together.
 
     Whatever files a former user left there are removed: no claim speaks of them.
     """
 
-    def __init__(self, folder: Path, form: str) -> None:
+    def __init__(self, folder: Path, form: str, limit: int | None = None) -> None:
         self.folder = folder
         self.life = ""
         self._form = form
+        self._limit = limit
+        self._sizes: dict[str, int] = {}
+        """Bytes of each copy."""
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -62,20 +70,25 @@ class TierFiles:
     def begin(self, life: str) -> None:
         """From now on copies belong to `life`; those of another are removed."""
         if life != self.life:
-            self.clear()
-            self.life = life
+            try:
+                self.clear()
+            finally:  # what could not be removed is of another life, and is never read
+                self.life = life
 
     def publish(self, name: str, content: Sequence[Buffer]) -> None:
         """Keep `content` under `name`, in place of what was there.
 
-        Raises `OSError` where the folder cannot hold it; then nothing has changed there.
+        Raises `OSError` where the folder or the limit cannot hold it; then it has no new copy.
         """
         place = self._place(name)
         part = place.with_suffix(_UNDER_WAY)
+        pieces = (MAGIC, self._header(name, content), *content)
+        size = sum(memoryview(piece).nbytes for piece in pieces)
+        self._check_limit(size)
         try:
             file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             try:
-                for piece in (MAGIC, self._header(name, content), *content):
+                for piece in pieces:
                     _write(file, piece)
                 os.fsync(file)
             finally:
@@ -84,7 +97,12 @@ class TierFiles:
         except OSError:
             part.unlink(missing_ok=True)
             raise
-        self._sync_folder()
+        self._sizes[name] = size
+        try:
+            self._sync_folder()
+        except OSError:  # whether it keeps its name is not known: it is not kept
+            self.drop([name])
+            raise
 
     def read(self, name: str) -> memoryview:
         """What was published under `name`.  Raises `BadCopy` unless every byte of it is right."""
@@ -108,13 +126,20 @@ class TierFiles:
         """Remove these copies; one that is gone already is no error."""
         for name in names:
             self._place(name).unlink(missing_ok=True)
+            self._sizes.pop(name, None)
 
     def clear(self) -> None:
         """Remove every copy, and what a writer left half done."""
         for suffix in (_DONE, _UNDER_WAY):
             for path in self.folder.glob(f"*{suffix}"):
                 path.unlink(missing_ok=True)
+                self._sizes.pop(path.stem, None)
         self.life = ""
+
+    @property
+    def used(self) -> int:
+        """Bytes of all copies."""
+        return sum(self._sizes.values())
 
     def names(self) -> set[str]:
         """What is published now."""
@@ -132,10 +157,18 @@ class TierFiles:
             raise ValueError(f"no copy can be called {name!r}")
         return self.folder / f"{name}{_DONE}"
 
+    def _check_limit(self, size: int) -> None:
+        if self._limit is not None and self.used + size > self._limit:
+            told = f"{size} bytes more than {self.used} exceed the tier's {self._limit}"
+            raise OSError(errno.EDQUOT, told)
+
     def _header(self, name: str, content: Sequence[Buffer]) -> bytes:
         size = sum(memoryview(piece).nbytes for piece in content)
         said = {"name": name, "life": self.life, "form": self._form, "bytes": size}
-        return json.dumps({**said, "sha256": _digest(said, content)}).encode() + b"\n"
+        header = json.dumps({**said, "sha256": _digest(said, content)}).encode() + b"\n"
+        if len(header) > _MOST_HEADER:
+            raise ValueError(f"a header of {len(header)} bytes: the form is said too long")
+        return header
 
     def _check(self, header: bytes, name: str, content: memoryview) -> None:
         try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Final, Protocol
 
-from kvclaims.bridge.vllm.limits import HardShare
+from kvclaims.bridge.vllm.limits import HardShare, TierShare
 from kvclaims.bridge.vllm.tier import FILES, Tier
 from kvclaims.spec.feasibility import Promise
 from kvclaims.spec.fidelity import Fidelity, may_be_cut, satisfies
@@ -144,6 +144,7 @@ class ClaimBook:
         self.tier: Tier | None = None
         """Where offloadable claims are kept; without it there are none."""
         self.share = HardShare()
+        self.tier_share = TierShare()
         self._ended: dict[str, None] = {}
         """Claims in a terminal phase, in the order in which they ended."""
         self._in_force: Counter[str] = Counter()
@@ -439,6 +440,11 @@ class ClaimBook:
         claim.phase = Phase.MATERIALIZED
         self._emit("resident_claim_restored", claim, tier=FILES, blocks=claim.returned)
 
+    def unsaved(self, claim: Claim) -> list[str]:
+        """Why contents of an offloadable claim have no copy: of those that could not be written."""
+        told = {} if self.tier is None else self.tier.unsaved
+        return [told[key] for key in claim.keys if key in told]
+
     def _is_kept(self, key: str) -> bool:
         return self.tier is not None and self.tier.keeps(key)
 
@@ -518,16 +524,22 @@ class ClaimBook:
         """Room in the tier is promised, and none on the device: it is the tier that keeps it."""
         if self.tier is None:
             return self._refuse(claim, "no tier", 0, headroom)
-        room = self.tier.fits(claim.keys)
-        if room == claim.footprint:
+        fits = self.tier.fits(claim.keys)
+        most, limit = self.tier_share.room(claim.spec.owner)
+        room = min(fits, most)
+        if room >= claim.footprint:
             return self._accept(claim, Decision.ACCEPTED, "fits the tier", 0, headroom)
+        if fits <= most:
+            whole = self.tier.blocks
+            limit = f"needs {claim.footprint} blocks, and the tier has room for {fits} of {whole}"
+        else:
+            limit = f"{limit}: {claim.footprint} are asked and {most} left"
         least = claim.spec.min_blocks
         if least is None or room < least or claim.granted.kind is not PredicateKind.LEADING:
-            reason = f"exceeds what the tier's {self.tier.blocks} blocks leave"
-            return self._refuse(claim, reason, 0, headroom)
+            return self._refuse(claim, limit, 0, headroom)
         claim.granted = claim.granted.clipped(room)
         claim.keys = claim.keys[:room]
-        return self._accept(claim, Decision.CLIPPED, "clipped to the tier", 0, headroom)
+        return self._accept(claim, Decision.CLIPPED, f"clipped: {limit}", 0, headroom)
 
     def _cost(self, claim: Claim, n: int) -> int:
         """Blocks of the first `n` positions that would have to come from the free queue."""
@@ -574,6 +586,8 @@ class ClaimBook:
         self._preferring += claim.spec.protection in PREFERRED
         if claim.hard:
             self.share.take(claim.spec.owner, claim.footprint)
+        if claim.offloadable:
+            self.tier_share.take(claim.spec.owner, claim.footprint)
         self._emit(
             "resident_claim_accepted",
             claim,
@@ -750,6 +764,8 @@ class ClaimBook:
         self.owed -= claim.owed
         if claim.hard:
             self.share.give(claim.spec.owner, claim.footprint)
+        if claim.offloadable:
+            self.tier_share.give(claim.spec.owner, claim.footprint)
         self._in_force[claim.spec.owner] -= 1
         self._preferring -= claim.spec.protection in PREFERRED
         if not self._in_force[claim.spec.owner]:

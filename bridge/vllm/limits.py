@@ -1,4 +1,4 @@
-"""How many blocks hard claims may be granted: by owner, and all of them together (Q2)."""
+"""How many blocks claims of a kind may be granted: by owner, and all of them together (Q2)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -17,9 +18,14 @@ class Limits:
     cap: int | None = None
 
 
-class HardShare:
-    """Blocks granted to hard claims now.  Footprints are added up: two claims on one block count
+class Share:
+    """Blocks granted to such claims now.  Footprints are added up: two claims on one block count
     twice, for each would keep it without the other."""
+
+    kind: ClassVar[str]
+    """What they are called."""
+    where: ClassVar[str] = ""
+    """Of what the blocks are, where not of the device."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -44,5 +50,18 @@ class HardShare:
         own = sys.maxsize if quota is None else quota - self.used.get(owner, 0)
         all_ = sys.maxsize if cap is None else cap - self.total
         if own <= all_:
-            return max(0, own), f"exceeds the owner's quota of {quota} blocks"
-        return max(0, all_), f"exceeds the {cap} blocks that hard claims may have"
+            return max(0, own), f"exceeds the owner's quota of {quota} blocks{self.where}"
+        return max(0, all_), f"exceeds the {cap} blocks{self.where} that {self.kind} may have"
+
+
+class HardShare(Share):
+    """What hard claims are granted of the pool."""
+
+    kind = "hard claims"
+
+
+class TierShare(Share):
+    """What offloadable claims are granted of their tier."""
+
+    kind = "offloadable claims"
+    where = " in the tier"

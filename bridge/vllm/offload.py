@@ -4,17 +4,21 @@
      "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
      "kv_connector_extra_config": {"folder": "/var/cache/kvclaims", "blocks": 4096}}
 
+`blocks` is how many copies there is room for; `bytes` in its place, how many bytes the files of all
+workers of the engine may have.
+
 Its scheduler side passes every question on to the claims of a `ClaimScheduler`; without one it
 keeps nothing.  Its worker side copies blocks out of the engine's KV tensors when the step that
-wrote them has ended, and back into blocks that vLLM holds for the load; a copy that is not right
-in every byte is reported to vLLM as a block that failed to load.
+wrote them has ended, and back into blocks that vLLM holds for the load; files are written and read
+meanwhile.  A copy that is not right in every byte is reported to vLLM as a block that failed to
+load.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,11 +32,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from kvclaims.bridge.serving.tierfiles import BadCopy, TierFiles
+from kvclaims.bridge.serving.tierfiles import OVERHEAD, BadCopy, TierFiles
+from kvclaims.bridge.serving.tierqueue import TierQueue
 from kvclaims.bridge.vllm.offloading import Offloading
-from kvclaims.bridge.vllm.tier import Load, Move, Orders, Results
+from kvclaims.bridge.vllm.tier import Orders, Results
+from kvclaims.bridge.vllm.tierworker import TierWorker
 
-_SETTINGS: Final = ("blocks", "folder")
+_SETTINGS: Final = (["blocks", "folder"], ["bytes", "folder"])
 
 
 @dataclass
@@ -52,10 +58,10 @@ class TierResults(KVConnectorWorkerMetadata):  # type: ignore[misc]
         return TierResults(self.results.merged(other.results))
 
 
-class TierWorker:
-    """The copies of one worker's part of the KV: `tensors` by layer, the block id first."""
+class Tensors:
+    """The KV of one worker: `tensors` by layer, the block id first, of so many `blocks`."""
 
-    def __init__(self, folder: Path, tensors: Mapping[str, torch.Tensor], blocks: int) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], blocks: int) -> None:
         for layer, tensor in tensors.items():
             if tensor.shape[0] != blocks:
                 raise ValueError(
@@ -64,56 +70,31 @@ class TierWorker:
                 )
         self._tensors = list(tensors.values())
         layers = [(name, list(t.shape[1:]), str(t.dtype)) for name, t in tensors.items()]
-        form = hashlib.sha256(json.dumps(layers).encode()).hexdigest()
-        self.files = TierFiles(folder, form)
-        self._results = Results()
+        self.form = hashlib.sha256(json.dumps(layers).encode()).hexdigest()
+        """Tells blocks apart that have other layers, shapes or element types."""
 
-    def begin(self, orders: Orders) -> None:
-        """Take note of which life it is, and forget what is given up."""
-        if not orders.life:
-            return
-        if orders.life != self.files.life:
-            self.files.begin(orders.life)
-            self._results = Results(orders.life)
-        self.files.drop(orders.drops)
+    def take(self, blocks: Sequence[int]) -> Iterator[list[memoryview]]:
+        """What each of these blocks holds now, layer by layer, in memory of its own."""
+        if not blocks:
+            return iter(())
+        chosen = [
+            tensor.index_select(0, torch.tensor(blocks, device=tensor.device)).cpu()
+            for tensor in self._tensors
+        ]
+        return iter([[_bytes(tensor[i]) for tensor in chosen] for i in range(len(blocks))])
 
-    def load(self, load: Load) -> set[int]:
-        """Fill blocks from copies, up to the first that is not right; the blocks that are not."""
-        for done, move in enumerate(load.moves):
-            try:
-                self._fill(move)
-            except BadCopy as error:
-                self._results.broken[move.name] = str(error)
-                self._results.loaded[load.request_id] = done
-                return {move.block for move in load.moves[done:]}
-        self._results.loaded[load.request_id] = len(load.moves)
-        return set()
-
-    def save(self, move: Move) -> None:
-        content = [memoryview(_bytes(tensor[move.block]).cpu().numpy()) for tensor in self._tensors]
-        try:
-            self.files.publish(move.name, content)
-            self._results.published.add(move.name)
-        except OSError as error:
-            self._results.unpublished[move.name] = error.strerror or str(error)
-
-    def results(self) -> Results | None:
-        """What was done since the last time, None for nothing."""
-        done, self._results = self._results, Results(self.files.life)
-        return done if done.published or done.unpublished or done.loaded else None
-
-    def _fill(self, move: Move) -> None:
-        content = torch.frombuffer(self.files.read(move.name), dtype=torch.uint8)
-        sizes = [tensor[move.block].numel() * tensor.element_size() for tensor in self._tensors]
-        if len(content) != sum(sizes):
-            raise BadCopy(f"it holds {len(content)} bytes, and a block has {sum(sizes)}")
-        for tensor, part in zip(self._tensors, content.split(sizes), strict=True):
-            place = tensor[move.block]
+    def put(self, block: int, content: memoryview) -> None:
+        whole = torch.frombuffer(content, dtype=torch.uint8)
+        sizes = [tensor[block].numel() * tensor.element_size() for tensor in self._tensors]
+        if len(whole) != sum(sizes):
+            raise BadCopy(f"it holds {len(whole)} bytes, and a block has {sum(sizes)}")
+        for tensor, part in zip(self._tensors, whole.split(sizes), strict=True):
+            place = tensor[block]
             place.copy_(part.view(place.dtype).reshape(place.shape))
 
 
-def _bytes(block: torch.Tensor) -> torch.Tensor:
-    return block.detach().contiguous().reshape(-1).view(torch.uint8)
+def _bytes(block: torch.Tensor) -> memoryview:
+    return memoryview(block.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 class ClaimTier(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -121,11 +102,17 @@ class ClaimTier(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._folder, self.blocks = _settings(self._kv_transfer_config.kv_connector_extra_config)
+        self._room = _settings(self._kv_transfer_config.kv_connector_extra_config)
+        self._workers = int(vllm_config.parallel_config.world_size)
+        self._copy_bytes = _block_bytes(kv_cache_config) + OVERHEAD
+        self.blocks = self._room.blocks or self._room.bytes // (self._workers * self._copy_bytes)
+        if not self.blocks:
+            raise ValueError(
+                f"ClaimTier has room for no block: {self._workers} workers need "
+                f"{self._copy_bytes} bytes each for one, and have {self._room.bytes}"
+            )
         self._offloading: Offloading | None = None
         self._worker: TierWorker | None = None
-        self._received: set[str] = set()
-        self._failed: set[int] = set()
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -136,7 +123,7 @@ class ClaimTier(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def attach_claims(self, enforcer: Any) -> Offloading:
         """The claims that this connector works for (called by `ClaimEnforcer`)."""
-        self._offloading = Offloading(enforcer, self.blocks)
+        self._offloading = Offloading(enforcer, self.blocks, self._workers, self._copy_bytes)
         return self._offloading
 
     def get_num_new_matched_tokens(
@@ -152,8 +139,11 @@ class ClaimTier(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             ids = [block.block_id for block in blocks.blocks[0]]
             self._offloading.allocated(request, ids, num_external_tokens)
 
-    def build_connector_meta(self, scheduler_output: Any) -> TierOrders:  # noqa: ARG002
-        return TierOrders(Orders() if self._offloading is None else self._offloading.orders())
+    def build_connector_meta(self, scheduler_output: Any) -> TierOrders:
+        if self._offloading is None:
+            return TierOrders(Orders())
+        idle = not scheduler_output.total_num_scheduled_tokens
+        return TierOrders(self._offloading.orders(idle))
 
     def update_connector_output(self, connector_output: Any) -> None:
         told = connector_output.kv_connector_worker_meta
@@ -168,7 +158,7 @@ class ClaimTier(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         request: Any,  # noqa: ARG002
         block_ids: tuple[list[int], ...],  # noqa: ARG002
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Nothing keeps the blocks of a request that has ended: what is saved has been saved."""
+        """Nothing keeps the blocks of a request that has ended: what is saved was copied."""
         return False, None
 
     # -- the worker's side -----------------------------------------------------------------------
@@ -176,16 +166,14 @@ class ClaimTier(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         parallel = self._vllm_config.parallel_config
         part = f"{parallel.data_parallel_index}-{parallel.rank}"
-        self._worker = TierWorker(self._folder / part, kv_caches, self._kv_cache_config.num_blocks)
+        tensors = Tensors(kv_caches, self._kv_cache_config.num_blocks)
+        limit = self._room.bytes // self._workers or None
+        files = TierFiles(self._room.folder / part, tensors.form, limit)
+        self._worker = TierWorker(tensors, TierQueue(files))
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        worker, orders = self._at_work()
-        if worker is None:
-            return
-        worker.begin(orders)
-        for load in orders.loads:
-            self._failed |= worker.load(load)
-            self._received.add(load.request_id)
+        if self._worker is not None:
+            self._worker.begin(self._orders())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads are for requests that wait for them; no running step needs one."""
@@ -196,22 +184,20 @@ class ClaimTier(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Blocks are saved when all of their layers are written: in `wait_for_save`."""
 
     def wait_for_save(self) -> None:
-        worker, orders = self._at_work()
-        if worker is None:
-            return
-        for move in orders.saves:
-            worker.save(move)
+        if self._worker is not None:
+            self._worker.save(self._orders().saves)
 
     def get_finished(
         self,
         finished_req_ids: set[str],  # noqa: ARG002
     ) -> tuple[set[str] | None, set[str] | None]:
-        received, self._received = self._received, set()
-        return None, received or None
+        if self._worker is None:
+            return None, None
+        self._worker.collect(self._orders().idle)
+        return None, self._worker.received() or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        failed, self._failed = self._failed, set()
-        return failed
+        return set() if self._worker is None else self._worker.failed()
 
     def build_connector_worker_meta(self) -> TierResults | None:
         results = None if self._worker is None else self._worker.results()
@@ -219,18 +205,35 @@ class ClaimTier(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         if self._worker is not None:
-            self._worker.files.close()
+            self._worker.close()
 
-    def _at_work(self) -> tuple[TierWorker | None, Orders]:
+    def _orders(self) -> Orders:
         told = self._get_connector_metadata()
-        return self._worker, told.orders if isinstance(told, TierOrders) else Orders()
+        return told.orders if isinstance(told, TierOrders) else Orders()
 
 
-def _settings(given: Mapping[str, Any]) -> tuple[Path, int]:
-    """The folder, and how many blocks it may hold copies of."""
-    if sorted(given) != sorted(_SETTINGS):
-        raise ValueError(f"kv_connector_extra_config of ClaimTier has {' and '.join(_SETTINGS)}")
-    folder, blocks = given["folder"], given["blocks"]
-    if type(blocks) is not int or blocks < 1 or not isinstance(folder, str) or not folder:
-        raise ValueError("ClaimTier has a folder, and room for at least one block")
-    return Path(folder), blocks
+@dataclass(frozen=True)
+class _Room:
+    """Where copies are, and how many there may be or how large; 0 for what is not said."""
+
+    folder: Path
+    blocks: int = 0
+    bytes: int = 0
+
+
+def _settings(given: Mapping[str, Any]) -> _Room:
+    if sorted(given) not in _SETTINGS:
+        raise ValueError("kv_connector_extra_config of ClaimTier has a folder, and blocks or bytes")
+    folder = given["folder"]
+    sizes = {name: size for name, size in given.items() if name != "folder"}
+    if not isinstance(folder, str) or not folder:
+        raise ValueError("ClaimTier has a folder")
+    if any(type(size) is not int or size < 1 for size in sizes.values()):
+        raise ValueError("ClaimTier has room for at least one block")
+    return _Room(Path(folder), **sizes)
+
+
+def _block_bytes(kv_cache_config: Any) -> int:
+    """Bytes of a block in one worker, over all layers."""
+    groups = kv_cache_config.kv_cache_groups
+    return sum(len(g.layer_names) * int(g.kv_cache_spec.page_size_bytes) for g in groups)

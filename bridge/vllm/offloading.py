@@ -7,9 +7,10 @@ which speaks of contents, and the `ClaimBook`.  Everything is called in the sche
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Any, Final
 
-from kvclaims.bridge.vllm.tier import Load, Move, Orders, Results, Tier
+from kvclaims.bridge.vllm.tier import Answers, Load, Loaded, Move, Orders, Results, Tier
 from kvclaims.spec.vocabulary import Phase
 
 _LOG: Final = logging.getLogger("kvclaims.tier")
@@ -17,11 +18,15 @@ _FIRST_GROUP: Final = bytes(4)
 
 
 class Offloading:
-    """`enforcer` is the claim layer; `blocks` is how many copies the tier has room for."""
+    """`enforcer` is the claim layer; `blocks` is how many copies the tier has room for, which take
+    at most `copy_bytes` each in every one of `workers` workers."""
 
-    def __init__(self, enforcer: Any, blocks: int) -> None:
+    def __init__(self, enforcer: Any, blocks: int, workers: int, copy_bytes: int) -> None:
         self._enforcer = enforcer
         self.tier = Tier(blocks)
+        self.copy_bytes = workers * copy_bytes
+        """Bytes of a block in the tier, at most, over all workers."""
+        self._answers = Answers(workers)
         self._book = enforcer.book
         self._book.tier = self.tier
         self.unrestored: dict[str, list[Any]] = {}
@@ -61,9 +66,9 @@ class Offloading:
             self._book.required(claim_id, name)
         enforcer.load_started(request, count)
 
-    def orders(self) -> Orders:
+    def orders(self, idle: bool = False) -> Orders:
         """What the worker does in the step that was just scheduled."""
-        orders, gone = self.tier.orders(self._source)
+        orders, gone = self.tier.orders(self._source, idle)
         self._book.given_up(gone)
         return orders
 
@@ -72,20 +77,32 @@ class Offloading:
         return self.tier.is_busy
 
     def done(self, results: Results) -> None:
-        """The worker has done what it was told in a step."""
+        """Workers have done some of what they were told."""
         if results.life != self.tier.life:
             return
-        for name, reason in results.unpublished.items():
-            _LOG.warning("no copy of a block was kept in the tier (%s): %s", name[:16], reason)
+        results = self._answers.take(results)
         published = self.tier.saved(results)
-        for request_id, good in results.loaded.items():
-            load = self.tier.ended(request_id, good)
+        self._tell_unsaved(results)
+        for request_id, found in results.loaded.items():
+            load = self.tier.ended(request_id, found.good)
             if load is not None:
-                self._load_ended(load, good, results)
+                self._load_ended(load, found)
         with self._enforcer.observer.operation():
             self._book.written(published)
 
-    def _load_ended(self, load: Load, good: int, results: Results) -> None:
+    def _tell_unsaved(self, results: Results) -> None:
+        """Whose claims go without copies for now, and why."""
+        reasons = Counter(told.reason for told in results.saved.values() if told.reason)
+        for reason, blocks in reasons.items():
+            waiting = [content for content, why in self.tier.unsaved.items() if why == reason]
+            claims = sorted({claim for content in waiting for claim in self.tier.owners(content)})
+            told = ", ".join(claims) or "nobody"
+            _LOG.warning(
+                "%d blocks were not kept in the tier: %s; they wait: %s", blocks, reason, told
+            )
+
+    def _load_ended(self, load: Load, found: Loaded) -> None:
+        good = found.good
         enforcer = self._enforcer
         name = enforcer.alias(load.request_id)
         record = enforcer.requests.records.get(name)
@@ -94,7 +111,7 @@ class Offloading:
             enforcer.requests.loaded(record, len(load.moves), good, content)
         if content is None:
             return
-        reason = results.broken.get(load.moves[good].name, "the copy was not loaded")
+        reason = found.reason or "the copy was not loaded"
         _LOG.warning("a copy is refused (%s): %s", load.moves[good].name[:16], reason)
         concerned = self._owners([content], Phase.RESTORING)
         kept = self._owners([content], Phase.OFFLOADED)

@@ -463,7 +463,7 @@ def spoil(driver: Any, copy: str, chance: random.Random) -> None:
     are pretended, it is one that is found out."""
     files = getattr(driver, "tier_files", None)
     if files is None:
-        driver.tier.broken.add(copy)
+        driver.tier.files.broken.add(copy)
         return
     (path,) = (path for path in files() if path.stem == copy)
     whole = bytearray(path.read_bytes())

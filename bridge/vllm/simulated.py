@@ -8,18 +8,24 @@ shows what was written where, whatever tables say afterwards.
 
 from __future__ import annotations
 
+import errno
+import json
+import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final
 
+from kvclaims.bridge.serving.tierfiles import BadCopy, Buffer
+from kvclaims.bridge.serving.tierqueue import Store, TierQueue
 from kvclaims.bridge.vllm import setup
 from kvclaims.bridge.vllm.names import ContentChain
 from kvclaims.bridge.vllm.observer import PoolObserver
 from kvclaims.bridge.vllm.scheduler import AsyncClaimScheduler, ClaimScheduler
-from kvclaims.bridge.vllm.tier import Load, Orders, Results
+from kvclaims.bridge.vllm.tier import Orders
+from kvclaims.bridge.vllm.tierworker import TierWorker
 from kvclaims.checker.engines import first_line
 from kvclaims.spec.content import (
     GENERATED_TOKEN,
@@ -101,63 +107,89 @@ class SimulatedMemory:
         """All of it is given up and comes back blank."""
         self._blocks = [_BLANK] * len(self._blocks)
 
-    def take(self, block: int) -> _Slot:
-        """A copy of the block, for a tier."""
-        return self._blocks[block]
+    def take(self, blocks: Sequence[int]) -> list[list[bytes]]:
+        """What these blocks hold, as bytes, for a tier."""
+        return [[json.dumps(self._blocks[block]).encode()] for block in blocks]
 
-    def put(self, block: int, copy: _Slot) -> None:
-        self._blocks[block] = copy
+    def put(self, block: int, content: memoryview) -> None:
+        """Fill a block with what a tier has kept of one."""
+        try:
+            name, parent, tokens = json.loads(bytes(content))
+        except ValueError:
+            raise BadCopy("it is no block") from None
+        self._blocks[block] = (name, parent, tuple(tokens))
 
 
-class SimulatedTier:
-    """The worker's side of a tier: copies of blocks by name, in memory."""
+class MemoryFiles:
+    """Copies of blocks by name, in memory: what `TierFiles` are, where files do not matter."""
 
-    def __init__(self, memory: SimulatedMemory) -> None:
-        self._memory = memory
-        self._life = ""
-        self.copies: dict[str, _Slot] = {}
+    def __init__(self) -> None:
+        self.life = ""
+        self.copies: dict[str, bytes] = {}
         self.broken: set[str] = set()
         """Copies that are found to be wrong when they are read."""
         self.is_full = False
         """Whether nothing can be written."""
 
+    def begin(self, life: str) -> None:
+        if life != self.life:
+            self.close()
+            self.life = life
+
+    def publish(self, name: str, content: Sequence[Buffer]) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "no space")
+        self.copies[name] = b"".join(content)
+
+    def read(self, name: str) -> memoryview:
+        if name in self.broken or name not in self.copies:
+            raise BadCopy("it is not what it was")
+        return memoryview(self.copies[name])
+
+    def drop(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.copies.pop(name, None)
+            self.broken.discard(name)
+
+    def close(self) -> None:
+        self.copies.clear()
+        self.broken.clear()
+
+
+class SimulatedTier:
+    """The worker's side of a tier.  `patience` tells how many things are done in a step of what was
+    ordered in it and before; without it, all of them."""
+
+    def __init__(self, memory: SimulatedMemory, store: Store | None = None) -> None:
+        self.files = store or MemoryFiles()
+        self.patience: Callable[[], int] | None = None
+        self._queue = TierQueue(self.files, threaded=False)
+        self._worker = TierWorker(memory, self._queue)
+
     def work(self, orders: Orders) -> Any:
-        """Do what a step was sent along with, and answer as a worker does (None for nothing)."""
+        """Do what a step was sent along with, and answer as a worker does."""
         from vllm.v1.outputs import KVConnectorOutput
 
         from kvclaims.bridge.vllm.offload import TierResults
 
-        if orders.life != self._life:
-            self._life = orders.life
-            self.copies.clear()
-            self.broken.clear()
-        for name in orders.drops:
-            self.copies.pop(name, None)
-            self.broken.discard(name)
-        results, invalid = Results(orders.life), set[int]()
-        for load in orders.loads:
-            invalid |= self._load(load, results)
-        for move in orders.saves:
-            if self.is_full:
-                results.unpublished[move.name] = "no space"
-            else:
-                self.copies[move.name] = self._memory.take(move.block)
-                results.published.add(move.name)
+        self._worker.begin(orders)
+        self._worker.save(orders.saves)
+        most = self.patience() if self.patience else sys.maxsize
+        done = 0
+        while done < most and self._queue.work():
+            done += 1
+            if not self.patience:
+                self._worker.collect()
+        self._worker.collect()
+        results = self._worker.results()
         return KVConnectorOutput(
-            finished_recving={load.request_id for load in orders.loads},
-            invalid_block_ids=invalid,
-            kv_connector_worker_meta=TierResults(results),
+            finished_recving=self._worker.received(),
+            invalid_block_ids=self._worker.failed(),
+            kv_connector_worker_meta=None if results is None else TierResults(results),
         )
 
-    def _load(self, load: Load, results: Results) -> set[int]:
-        for done, move in enumerate(load.moves):
-            if move.name in self.broken or move.name not in self.copies:
-                results.broken[move.name] = "it is not what it was"
-                results.loaded[load.request_id] = done
-                return {m.block for m in load.moves[done:]}
-            self._memory.put(move.block, self.copies[move.name])
-        results.loaded[load.request_id] = len(load.moves)
-        return set()
+    def close(self) -> None:
+        self._worker.close()
 
 
 @dataclass(frozen=True)
@@ -389,6 +421,7 @@ class SimulatedDriver:
 
     def close(self) -> None:
         self.scheduler.shutdown()
+        self.tier.close()
 
     def _plan(self, request_id: str, count: int, output: Any) -> Work:
         """What the step writes for a request; its tokens not known yet are the generated one."""

@@ -1,8 +1,9 @@
 """A tier as the scheduler sees it: what it keeps, what it owes, what is on its way (O1 to O3).
 
-Pure bookkeeping over content ids; a worker moves the bytes.  A copy counts once the worker has
-published it.  What claims in force were promised room for is never given up for something else,
-nor is a copy that a load reads; other copies go as room is needed, the least recently used first.
+Pure bookkeeping over content ids; a worker moves the bytes, in its own time.  A copy counts once
+every worker has published it.  What claims in force were promised room for is never given up for
+something else, nor is a copy that a load reads; other copies go as room is needed, the least
+recently used first.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ FILES: Final = "files"
 
 _LONGEST_PAUSE: Final = 1024
 """Steps after which a tier that could not be written to is tried again at the latest."""
+
+MOST_UNDER_WAY: Final = 64
+"""Copies that are being written at a time: until they are, workers keep them in memory."""
 
 
 @dataclass(frozen=True)
@@ -47,31 +51,80 @@ class Orders:
     drops: tuple[str, ...] = ()
     loads: tuple[Load, ...] = ()
     saves: tuple[Move, ...] = ()
+    idle: bool = False
+    """Whether nothing is computed in the step, so that it may wait a little for what is under
+    way."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What so many workers say of a copy: it is kept, or why it is not."""
+
+    reason: str = ""
+    workers: int = 1
+
+    def __add__(self, other: Saved) -> Saved:
+        return Saved(self.reason or other.reason, self.workers + other.workers)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What so many workers say of a load: how many of its blocks, from the first on, hold what they
+    should in each of them, and what is wrong with the next."""
+
+    good: int
+    reason: str = ""
+    workers: int = 1
+
+    def __add__(self, other: Loaded) -> Loaded:
+        worse = min(self, other, key=lambda one: one.good)
+        return Loaded(worse.good, worse.reason, self.workers + other.workers)
 
 
 @dataclass
 class Results:
-    """What became of orders of one life.  Names of copies, each that failed with the reason."""
+    """What became of orders of one life: of copies by name, of loads by request."""
 
     life: str = ""
-    published: set[str] = field(default_factory=set)
-    unpublished: dict[str, str] = field(default_factory=dict)
-    loaded: dict[str, int] = field(default_factory=dict)
-    """Request → how many of its blocks, from the first on, hold what they should."""
-    broken: dict[str, str] = field(default_factory=dict)
+    saved: dict[str, Saved] = field(default_factory=dict)
+    loaded: dict[str, Loaded] = field(default_factory=dict)
 
     def merged(self, other: Results) -> Results:
-        """The same of two workers, which hold a part of every block each."""
+        """The same of more workers, which hold a part of every block each."""
         if other.life != self.life:
             raise ValueError("workers answer orders of different lives")
-        alone = dict.fromkeys(self.published ^ other.published, "another worker has none")
-        return Results(
-            self.life,
-            self.published & other.published,
-            {**alone, **other.unpublished, **self.unpublished},
-            {r: min(n, other.loaded.get(r, n)) for r, n in {**other.loaded, **self.loaded}.items()},
-            {**other.broken, **self.broken},
+        saved, loaded = dict(self.saved), dict(self.loaded)
+        for name, told in other.saved.items():
+            saved[name] = saved[name] + told if name in saved else told
+        for request_id, found in other.loaded.items():
+            loaded[request_id] = loaded[request_id] + found if request_id in loaded else found
+        return Results(self.life, saved, loaded)
+
+
+class Answers:
+    """Gathers what `workers` workers answer, each in its own time: of a copy or a load it is known
+    what became of it when all have said so."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._some = Results()
+
+    def take(self, results: Results) -> Results:
+        """What all have answered by now, once."""
+        if results.life != self._some.life:
+            self._some = Results(results.life)
+        some = self._some.merged(results)
+        by_all = Results(
+            some.life,
+            {n: told for n, told in some.saved.items() if told.workers == self._workers},
+            {r: told for r, told in some.loaded.items() if told.workers == self._workers},
         )
+        for name in by_all.saved:
+            del some.saved[name]
+        for request_id in by_all.loaded:
+            del some.loaded[request_id]
+        self._some = some
+        return by_all
 
 
 Source = Callable[[str], Move | None]
@@ -94,6 +147,8 @@ class Tier:
         """Promised contents on the device that have no copy, and none on its way."""
         self._failed: dict[str, None] = {}
         """Those whose copy could not be written: they are tried again after `_pause` steps."""
+        self.unsaved: dict[str, str] = {}
+        """Promised contents whose copy could not be written the last time, with the reason."""
         self._pause = 1
         self._steps = 0
         self._loads: dict[str, Load] = {}
@@ -150,6 +205,7 @@ class Tier:
             if not owed:
                 self._promised.pop(content, None)
                 self._ready.pop(content, None)
+                self.unsaved.pop(content, None)
 
     def owners(self, content: str) -> dict[str, int]:
         """The claims in force that the content is promised to, with its position there."""
@@ -162,12 +218,14 @@ class Tier:
         if content in self._promised and not self.keeps(content):
             self._ready[content] = None
 
-    def orders(self, source: Source) -> tuple[Orders, list[str]]:
-        """What the worker does in the step that was just scheduled, and which contents are given
-        up for it."""
+    def orders(self, source: Source, idle: bool = False) -> tuple[Orders, list[str]]:
+        """What the worker does in the step that was just scheduled (`idle`: it computes nothing),
+        and which contents are given up for it."""
         saves, gone = [], []
         self._try_again()
         for content in list(self._ready):
+            if len(self._saving) >= MOST_UNDER_WAY:
+                break
             del self._ready[content]
             move = source(content)
             if move is None or move.name in self._saving:
@@ -183,7 +241,7 @@ class Tier:
             saves.append(move)
         drops, self._drops = self._drops, []
         loads, self._new_loads = self._new_loads, []
-        return Orders(self.life, tuple(drops), tuple(loads), tuple(saves)), gone
+        return Orders(self.life, tuple(drops), tuple(loads), tuple(saves), idle), gone
 
     def _try_again(self) -> None:
         self._steps += bool(self._failed)
@@ -204,20 +262,23 @@ class Tier:
         until it can; it is tried again after ever longer pauses."""
         if results.life != self.life:
             return []
-        for name in results.unpublished:
-            content = self._saving.pop(name, None)
-            if content is not None:
-                self._failed[content] = None
-        if results.unpublished:
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        elif results.published:
-            self._pause = 1
         new = []
-        for name in results.published:
+        for name, told in results.saved.items():
             content = self._saving.pop(name, None)
-            if content is not None:
+            if content is None:
+                continue
+            if told.reason:
+                self._failed[content] = None
+                if content in self._promised:
+                    self.unsaved[content] = told.reason
+            else:
+                self.unsaved.pop(content, None)
                 self._copies[content] = name
                 new.append(content)
+        if any(told.reason for told in results.saved.values()):
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        elif new:
+            self._pause = 1
         return new
 
     # -- loading -------------------------------------------------------------------------------
@@ -277,6 +338,7 @@ class Tier:
         self._saving.clear()
         self._drops.clear()
         self._failed.clear()
+        self.unsaved.clear()
         self._ready = dict.fromkeys(c for c in self._promised)
         self.life = secrets.token_hex(8)
         return gone

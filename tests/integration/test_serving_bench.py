@@ -100,9 +100,9 @@ def test_a_copy_that_is_served_without_a_look_is_found_out(
     work = SimulatedTier.work
 
     def trusting(self: SimulatedTier, orders: object) -> object:
-        for name in self.broken:
-            self.copies[name] = ("wrong", "", ())
-        self.broken.clear()
+        for name in self.files.broken:  # type: ignore[attr-defined]
+            self.files.copies[name] = b'["wrong", "", []]'  # type: ignore[attr-defined]
+        self.files.broken.clear()  # type: ignore[attr-defined]
         return work(self, orders)  # type: ignore[arg-type]
 
     monkeypatch.setattr(SimulatedTier, "work", trusting)

@@ -25,18 +25,31 @@ USABLE = 20
 class Shop:
     """A served pool of 20 blocks with a tier, watched by a monitor."""
 
-    def __init__(self, folder: Path, *, tier: int = 40, in_flight: int = 1, **more: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        tier: int = 40,
+        in_flight: int = 1,
+        load_failure_policy: str = "recompute",
+        **chosen: Any,
+    ) -> None:
         from kvclaims.bridge.serving.settings import Settings
         from kvclaims.bridge.vllm.serving_bench import ServedPool
         from kvclaims.checker.monitor import Monitor
 
         self.trace = folder / "trace.jsonl"
-        settings = Settings(trace=str(self.trace), trace_tables=True)
-        self.pool = ServedPool(USABLE, SIZE, settings, tier=tier, in_flight=in_flight, **more)
+        settings = Settings(trace=str(self.trace), trace_tables=True, **chosen)
+        self.pool = ServedPool(
+            *(USABLE, SIZE, settings),
+            tier=tier,
+            in_flight=in_flight,
+            load_failure_policy=load_failure_policy,
+        )
         snapshot = self.pool.enforcer.observer.snapshot({})
         self.monitor = Monitor(snapshot.facts, snapshot.null_block)
         self.pool.enforcer.observer.listen(self.monitor)
-        self.files = self.pool.driver.tier
+        self.files = self.pool.driver.tier.files
 
     def claim(self, claim: str, label: str, blocks: int, **more: Any) -> dict[str, Any]:
         protection = more.setdefault("protection", "offloadable")
@@ -293,10 +306,93 @@ def test_the_tier_promises_no_more_than_it_has(tmp_path: Path) -> None:
     refused = shop.claim("two", "B", 8)
     assert (refused["decision"], refused["reason"]) == (
         "refused",
-        "exceeds what the tier's 10 blocks leave",
+        "needs 8 blocks, and the tier has room for 2 of 10",
     )
     clipped = shop.claim("three", "C", 8, min_blocks=1)
     assert (clipped["decision"], clipped["granted_blocks"]) == ("conditionally_accepted", 2)
+    shop.close()
+
+
+def test_an_owner_gets_no_more_of_the_tier_than_its_quota(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, tier_quotas={"a": 10}, default_tier_quota=0)
+    assert shop.claim("one", "A", 8)["decision"] == "accepted"
+    refused = shop.claim("two", "B", 8)
+    assert (refused["decision"], refused["reason"]) == (
+        "refused",
+        "exceeds the owner's quota of 10 blocks in the tier: 8 are asked and 2 left",
+    )
+    clipped = shop.claim("three", "C", 8, min_blocks=1)
+    assert (clipped["decision"], clipped["granted_blocks"]) == ("conditionally_accepted", 2)
+    assert shop.claim("soft", "D", 8, protection="soft_priority")["decision"] == "accepted"
+    other = shop.pool.declare("x", "A", 1, owner="b", protection="offloadable")
+    assert (other.status, other.body["reason"]) == (
+        409,
+        "exceeds the owner's quota of 0 blocks in the tier: 1 are asked and 0 left",
+    )
+    body = shop.pool.do("pool").body
+    assert (body["tier_own_blocks"], body["tier_quota"]) == (10, 10)
+    shop.pool.do("release", claim_id="one")
+    assert shop.pool.do("pool").body["tier_own_blocks"] == 2
+    assert shop.claim("four", "B", 8)["decision"] == "accepted"
+    shop.close()
+
+
+def test_a_claim_is_told_why_it_has_no_copies(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    shop.files.is_full = True
+    shop.claim("c", "A", 8)
+    shop.serve("cache", "A", 8)
+    told = shop.pool.do("inspect", claim_id="c").body
+    assert (told["phase"], told["unsaved_blocks"], told["unsaved_reason"]) == (
+        *("accepted", 8),
+        "no space",
+    )
+    assert caplog.messages[-1] == "8 blocks were not kept in the tier: no space; they wait: a/c"
+    assert shop.pool.do("pool").body["tier_unsaved_blocks"] == 8
+    shop.files.is_full = False
+    shop.serve("later", "P", 6, answer=9)
+    told = shop.pool.do("inspect", claim_id="c").body
+    assert told["phase"] == "materialized"
+    assert "unsaved_blocks" not in told
+    shop.close()
+
+
+def test_copies_and_loads_take_their_time(shop: Shop) -> None:
+    """Nothing is said to be kept before it is, and nothing runs before its load has ended."""
+    shop.pool.driver.tier.patience = lambda: 1
+    shop.claim("c", "A", 8)
+    shop.ask("cache", "A", 8)
+    phases = []
+    for _ in range(3):
+        shop.pool.step()
+        phases.append(shop.phase("c"))
+    assert phases == ["accepted"] * 3
+    shop.pool.run()  # an engine goes on until what it owes is written
+    assert shop.phase("c") == "materialized"
+    shop.serve("press", "P", 18)
+    shop.ask("again", "A", 8)
+    steps = 0
+    while "again" not in shop.pool.outputs:
+        assert shop.phase("c") in ("offloaded", "restoring")
+        shop.pool.step()
+        steps += 1
+    assert steps == 8  # seven blocks, of which one is loaded in a step, and what it computes
+    assert shop.phase("c") == "materialized"
+    assert shop.holds("A", 8)
+    shop.close()
+
+
+def test_a_reset_while_copies_are_written(shop: Shop) -> None:
+    shop.pool.driver.tier.patience = lambda: 1
+    shop.claim("c", "A", 8)
+    shop.ask("cache", "A", 8)
+    for _ in range(3):
+        shop.pool.step()
+    assert shop.pool.scheduler.reset_prefix_cache()
+    shop.pool.run()
+    assert shop.phase("c") == "accepted"
+    assert shop.files.copies == {}
+    shop.serve("again", "A", 8)
+    assert shop.phase("c") == "materialized"
     shop.close()
 
 

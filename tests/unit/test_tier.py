@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from kvclaims.bridge.vllm.tier import Move, Results, Tier
+from kvclaims.bridge.vllm.tier import (
+    MOST_UNDER_WAY,
+    Answers,
+    Loaded,
+    Move,
+    Results,
+    Saved,
+    Tier,
+)
 
 
 def name(content: str) -> str:
@@ -28,8 +36,7 @@ class Device:
     def save(self) -> list[str]:
         """A step in which every copy is made; what was given up for them."""
         orders, gone = self.tier.orders(self.source)
-        done = {move.name for move in orders.saves}
-        self.tier.saved(Results(self.tier.life, published=done))
+        self.tier.saved(Results(self.tier.life, {m.name: Saved() for m in orders.saves}))
         return gone
 
 
@@ -49,7 +56,7 @@ def test_only_what_was_promised_is_saved_and_each_once() -> None:
     assert {move.block for move in orders.saves} == {1, 2}
     assert tier.orders(device.source)[0].saves == ()  # they are under way
     assert (tier.kept, tier.promised, tier.is_busy) == (0, 2, True)
-    assert sorted(tier.saved(Results(tier.life, {name("a"), name("b")}))) == ["a", "b"]
+    assert sorted(tier.saved(Results(tier.life, {name(c): Saved() for c in "ab"}))) == ["a", "b"]
     assert (tier.kept, tier.is_busy) == (2, False)
     assert tier.owners("b") == {"one": 1, "two": 0}
 
@@ -70,7 +77,7 @@ def test_what_was_said_of_another_life_counts_for_nothing() -> None:
     device.put("a", 1)
     orders, _ = tier.orders(device.source)
     assert tier.clear() == []
-    assert tier.saved(Results(orders.life, {name("a")})) == []
+    assert tier.saved(Results(orders.life, {name("a"): Saved()})) == []
     assert not tier.keeps("a")
     assert device.save() == []
     assert tier.keeps("a")
@@ -151,16 +158,62 @@ def test_a_tier_that_cannot_be_written_to_is_tried_again_ever_more_rarely() -> N
         orders, _ = tier.orders(device.source)
         if orders.saves:
             tried.append(step)
-            tier.saved(Results(tier.life, unpublished={name("a"): "full"}))
+            tier.saved(Results(tier.life, {name("a"): Saved("full")}))
+            assert tier.unsaved == {"a": "full"}
         assert not tier.is_busy
     assert tried == [0, 2, 6, 14, 30]
 
 
+def test_what_could_not_be_written_is_told_until_it_is_written_or_nobody_waits() -> None:
+    tier = Tier(3)
+    device = Device(tier)
+    promised(tier, "one", "ab")
+    for block, content in enumerate("ab"):
+        device.put(content, block)
+    tier.orders(device.source)
+    tier.saved(Results(tier.life, {name(c): Saved("full") for c in "ab"}))
+    assert tier.unsaved == {"a": "full", "b": "full"}
+    while not tier.kept:
+        tier.orders(device.source)
+        tier.saved(Results(tier.life, {name("a"): Saved(), name("b"): Saved("full")}))
+    assert tier.unsaved == {"b": "full"}
+    tier.release("one", "ab")
+    assert tier.unsaved == {}
+
+
+def test_only_so_many_copies_are_under_way() -> None:
+    tier = Tier(3 * MOST_UNDER_WAY)
+    contents = [f"c{i}" for i in range(2 * MOST_UNDER_WAY + 1)]
+    tier.promise("one", {content: position for position, content in enumerate(contents)})
+    seen: list[str] = []
+    counts = []
+    while tier.is_busy:
+        orders, _ = tier.orders(lambda content: Move(content, 1))
+        counts.append(len(orders.saves))
+        seen += [move.name for move in orders.saves]
+        assert tier.orders(lambda content: Move(content, 1))[0].saves == ()
+        tier.saved(Results(tier.life, {move.name: Saved() for move in orders.saves}))
+    assert counts == [MOST_UNDER_WAY, MOST_UNDER_WAY, 1]
+    assert seen == contents
+
+
 def test_two_workers_have_done_what_both_have_done() -> None:
-    one = Results("x", {"a", "b"}, {"c": "full"}, {"r": 3, "s": 2}, {})
-    two = Results("x", {"a", "c"}, {}, {"r": 1}, {"e": "wrong"})
-    told = {"b": "another worker has none", "c": "full"}
+    one = Results("x", {"a": Saved(), "b": Saved("full")}, {"r": Loaded(3), "s": Loaded(2)})
+    two = Results("x", {"a": Saved(), "b": Saved()}, {"r": Loaded(1, "wrong")})
     for merged in (one.merged(two), two.merged(one)):
-        assert merged == Results("x", {"a"}, told, {"r": 1, "s": 2}, {"e": "wrong"})
+        assert merged.saved == {"a": Saved(workers=2), "b": Saved("full", 2)}
+        assert merged.loaded == {"r": Loaded(1, "wrong", 2), "s": Loaded(2)}
     with pytest.raises(ValueError, match="different lives"):
         one.merged(Results("y"))
+
+
+def test_workers_answer_each_in_its_own_time() -> None:
+    answers = Answers(2)
+    assert answers.take(Results("x", {"a": Saved()}, {"r": Loaded(2)})) == Results("x")
+    told = answers.take(Results("x", {"a": Saved("full"), "b": Saved()}))
+    assert told == Results("x", {"a": Saved("full", 2)})
+    told = answers.take(Results("x", {"b": Saved()}, {"r": Loaded(1, "wrong")}))
+    assert told == Results("x", {"b": Saved(workers=2)}, {"r": Loaded(1, "wrong", 2)})
+    assert answers.take(Results("x", {"c": Saved()})) == Results("x")
+    assert answers.take(Results("y", {"c": Saved()})) == Results("y")  # of another life
+    assert answers.take(Results("y", {"c": Saved()})) == Results("y", {"c": Saved(workers=2)})
