@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 _WORDS: Final = {"architectures": ["OPTForCausalLM"], "model_type": "opt", "vocab_size": 50272}
 _SIZES: Final = {
@@ -77,6 +74,9 @@ IMAGE_TOKENS: Final = (336 // 14) ** 2
 
 def write_folders(at: Path) -> None:
     """A folder below `at` for every model, which vLLM finds when it runs there."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
     for model, config in CONFIGS.items():
         (at / model).mkdir(parents=True)
         (at / model / "config.json").write_text(json.dumps(config))
@@ -103,6 +103,7 @@ class Processor:
 
 
 def pytest_configure() -> None:
+    import torch
     from vllm.model_executor.models import ModelRegistry
     from vllm.model_executor.models.interfaces import SupportsMultiModal
     from vllm.multimodal import MULTIMODAL_REGISTRY
