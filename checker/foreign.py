@@ -7,6 +7,9 @@ numbers or times that skip, repeat or run back (T1), a removal of what is not re
 stored below a parent that is not, a hash removed while a copy of it remained (B8).  Of a block that
 may have come in a part of the stream that is not there, nothing is said.
 
+Numbers that a listener may have lost itself are no fault of the sender's: what follows is then not
+known, and no violation.
+
 Tiers below the device are told more loosely, by vLLM's own design: their stores come in any order
 (each carries its parent's hash), a hash that is told several times is removed as often, and a clear
 empties the device alone.
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -54,19 +57,31 @@ class Batch:
     source: str
     steps: tuple[Step, ...]
     time: float | None = None
+    after_loss: bool = False
+    """Numbers that are missing before it may have been lost on the way to the listener."""
 
 
 Raw = Mapping[str, Any]
+
+AFTER_LOSS: Final = "after_loss"
+"""The field of a batch by which a listener says that it may have lost those before it."""
+
+KEPT: Final = 10_000
+"""Of how many batches it is known what they held, as many as vLLM's replay sends again."""
 
 
 # --- dialects ----------------------------------------------------------------------------
 
 
 def _vllm(raw: Raw) -> Batch:
-    """`{"seq", "ts", "events": [{"type": "BlockStored", …}], "data_parallel_rank"}`."""
+    """`{"seq", "ts", "events": [{"type": "BlockStored", …}], "data_parallel_rank"}`, and what the
+    listener says of itself."""
     source = f"rank {raw.get('data_parallel_rank') or 0}"
     steps = tuple(_vllm_step(e, source) for e in raw["events"])
-    return Batch(_whole(raw["seq"]), source, steps, _time(raw.get("ts")))
+    lost = raw.get(AFTER_LOSS, False)
+    if type(lost) is not bool:
+        raise TraceError(f"{AFTER_LOSS} is true or false, not {lost!r}")
+    return Batch(_whole(raw["seq"]), source, steps, _time(raw.get("ts")), lost)
 
 
 def _vllm_step(event: Any, source: str) -> Step:
@@ -290,8 +305,8 @@ class Replay:
     last: dict[str, int] = field(default_factory=dict)
     times: dict[str, float] = field(default_factory=dict)
     """When each source sent its last number."""
-    sent: dict[str, dict[int, tuple[Step, ...]]] = field(default_factory=dict)
-    """What each source sent under each number."""
+    sent: dict[str, OrderedDict[int, int]] = field(default_factory=dict)
+    """What each source sent under each of its last `KEPT` numbers, as a hash of its steps."""
     broken: set[str] = field(default_factory=set)
     """Sources that may have stored and removed what this stream does not tell: it began in the
     middle, or numbers are missing, and nothing was cleared since."""
@@ -299,6 +314,8 @@ class Replay:
     """Places below the device that a clear may have emptied; a source where that is any of its
     places below the device, since what they held before was not told."""
     events: int = 0
+    lost: int = 0
+    """Numbers that were not heard, and that the listener may have lost itself."""
     unjudged: int = 0
     """Blocks that may have come in what a stream does not tell."""
     violations: list[Violation] = field(default_factory=list)
@@ -324,9 +341,11 @@ class Replay:
         """Judge the number; False where the batch was only sent again."""
         source, number = batch.source, batch.number
         last = self.last.get(source)
-        sent = self.sent.setdefault(source, {})
-        again = number in sent
-        if again and sent[number] == batch.steps:
+        sent = self.sent.setdefault(source, OrderedDict())
+        held = hash(batch.steps)
+        # What it held under a number of long ago is not known, so it is taken for something else.
+        again = number in sent or (last is not None and number <= last - KEPT)
+        if sent.get(number) == held:
             self._broken("T1", f"{source} sends number {number} twice", batch)
             return False
         if last is None:
@@ -341,9 +360,14 @@ class Replay:
                 self.last[source] = number
                 self.times.pop(source, None)
         elif number > last + 1:
-            self._broken("T1", f"{source} skips numbers {last + 1} to {number - 1}", batch)
+            if batch.after_loss:
+                self.lost += number - last - 1
+            else:
+                self._broken("T1", f"{source} skips numbers {last + 1} to {number - 1}", batch)
             self.broken.add(source)
-        sent[number] = batch.steps
+        sent[number] = held
+        if len(sent) > KEPT:
+            sent.popitem(last=False)
         self.last[source] = max(number, self.last.get(source, number))
         return True
 
@@ -463,6 +487,8 @@ class ForeignReport:
     def verdict(self) -> Verdict:
         if any(run.replay.violations for run in self.runs):
             return Verdict.VIOLATED
+        if any(run.replay.lost for run in self.runs):
+            return Verdict.UNKNOWN
         return Verdict.HOLDS if all(run.replay.events for run in self.runs) else Verdict.VACUOUS
 
     def to_json(self) -> dict[str, Any]:
@@ -473,6 +499,7 @@ class ForeignReport:
                     "dialect": run.dialect,
                     "events": run.replay.events,
                     "unjudged": run.replay.unjudged,
+                    "lost": run.replay.lost,
                     "resident": {place: len(h) for place, h in run.replay.resident.items()},
                     "violations": [v.to_json() for v in run.replay.violations],
                 }
@@ -490,6 +517,9 @@ class ForeignReport:
             )
             for violation in run.replay.violations:
                 yield f"  VIOLATED {violation}"
+            if run.replay.lost:
+                lost = counted(run.replay.lost, "number")
+                yield f"  {lost} not heard, lost on the way or never sent: not known which"
             if run.replay.unjudged:
                 unjudged = counted(run.replay.unjudged, "block")
                 yield f"  {unjudged} may have come in what this stream does not tell: not judged"

@@ -11,6 +11,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -33,7 +34,12 @@ ANSWER_S: Final = 5.0
 
 WAITING: Final = 10_000
 """How many batches may wait to be heard, as many as vLLM's replay keeps.  What comes beyond them is
-lost: a gap in the numbers, which the replay fills."""
+lost: a gap in the numbers, which the replay fills.  Without one nobody can tell whether they were
+sent, so that is not known."""
+
+Raw = dict[str, Any]
+Sent = tuple[int, Raw]
+"""A number and what was sent under it."""
 
 _NO_LIMIT: Final = 0
 
@@ -78,34 +84,56 @@ def _kept(values: Iterable[Any], file: IO[str]) -> Iterator[Any]:
         yield value
 
 
-def listen(
-    endpoint: str, replay: str | None, seconds: float, progress: Progress
-) -> Iterator[dict[str, Any]]:
+def listen(endpoint: str, replay: str | None, seconds: float, progress: Progress) -> Iterator[Raw]:
     """Each batch as it comes, in the form of a recorded one; what the replay can still send is put
-    where it was missing."""
+    where it was missing.  What is missing nevertheless is said to be lost, unless the replay sends
+    again what came before: then it was never sent."""
     with zmq.Context() as context:
         live = _connected(context, zmq.SUB, endpoint, WAITING)
         live.set(zmq.SUBSCRIBE, b"")
         until = time.monotonic() + seconds
-        awaited, heard = 0, 0
-        early = True  # what comes now may be what the replay has sent already
+        awaited: dict[str, int] = {}
+        heard = 0
+        sent = set()
+        """What the replay has sent already, and may come once more."""
         if replay is not None:
             for number, batch in _again(context, replay, 0):
-                awaited, heard = number + 1, heard + 1
+                awaited[_rank(batch)], heard = number + 1, heard + 1
+                sent.add((number, repr(batch["ts"])))
                 yield batch
         while (left := until - time.monotonic()) > 0 and live.poll(math.ceil(1000 * left)):
             number, batch = _read(live.recv_multipart(), endpoint)
-            if early and number < awaited:
+            next_one = awaited.get(_rank(batch), number if replay is None else 0)
+            if (number, repr(batch["ts"])) in sent:
                 continue
-            if replay is not None and number > awaited:
-                missing = _again(context, replay, awaited)
-                yield from (lost for old, lost in missing if old < number)
-            early, awaited, heard = False, number + 1, heard + 1
+            sent.clear()
+            if number > next_one:
+                asked = replay and _again(context, replay, max(0, next_one - 1))
+                yield from _filled(asked or (), next_one, number, batch)
+            else:
+                yield batch
+            awaited[_rank(batch)], heard = number + 1, heard + 1
             progress(f"{heard:,} batches from {endpoint}")
-            yield batch
 
 
-def _again(context: Any, replay: str, first: int) -> Iterator[tuple[int, dict[str, Any]]]:
+def _filled(kept: Iterable[Sent], first: int, number: int, batch: Raw) -> Iterator[Raw]:
+    """Those of what is `kept` that were missing from `first` on, and then the batch itself.  What
+    is missing before all of them may have been lost: what is missing after one that is kept was
+    never sent."""
+    expected, may_be_lost = first, True
+    for old, one in chain(((old, one) for old, one in kept if old < number), ((number, batch),)):
+        if old < first:
+            may_be_lost = False
+            continue
+        yield one | {foreign.AFTER_LOSS: True} if old > expected and may_be_lost else one
+        expected, may_be_lost = old + 1, False
+
+
+def _rank(batch: Raw) -> str:
+    return str(batch.get("data_parallel_rank") or 0)
+
+
+def _again(context: Any, replay: str, first: int) -> Iterator[Sent]:
     """What the publisher still has from this number on.  TraceError if it does not answer."""
     asking = _connected(context, zmq.DEALER, replay)
     asking.send_multipart([b"", first.to_bytes(_WIDTH, "big")])
@@ -132,7 +160,7 @@ def _connected(context: Any, kind: int, endpoint: str, waiting: int = _NO_LIMIT)
     return socket
 
 
-def _read(frames: list[bytes], place: str) -> tuple[int, dict[str, Any]]:
+def _read(frames: list[bytes], place: str) -> Sent:
     """The number in the last frame but one, and its batch: `[timestamp, events, rank]`."""
     try:
         number, payload = _number(frames[-2]), frames[-1]

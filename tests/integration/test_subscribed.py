@@ -157,10 +157,12 @@ def test_what_was_lost_on_the_way_is_asked_for_again(publisher: Publisher) -> No
 class Flood:
     """A publisher that never pauses."""
 
-    def __init__(self) -> None:
+    def __init__(self, endpoint: str, *said: Any) -> None:
+        self.endpoint, self._said = endpoint, list(said)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUB)
-        self.endpoint = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self._socket.set(zmq.SNDHWM, 2)
+        self._socket.bind(endpoint)
         self._stopped = threading.Event()
         self._talking = threading.Thread(target=self._talk)
 
@@ -175,20 +177,123 @@ class Flood:
         self._context.term()
 
     def _talk(self) -> None:
-        payload, number = subscribed.msgspec.msgpack.encode([0.0, []]), 0
+        payload, number = subscribed.msgspec.msgpack.encode([0.0, self._said]), 0
         while not self._stopped.is_set():
             self._socket.send_multipart([b"", number.to_bytes(8, "big"), payload])
             number += 1
 
 
-def test_one_listens_no_longer_than_was_said_however_much_is_sent() -> None:
-    with Flood() as flood:
+def test_one_listens_no_longer_than_was_said_however_much_is_sent(tmp_path: Path) -> None:
+    with Flood(f"ipc://{tmp_path}/flood") as flood:
         until = time.monotonic() + 20
         stream = subscribed.listen(flood.endpoint, None, 1.0, lambda _: None)
         with closing(stream):
             heard = sum(1 for _ in takewhile(lambda _: time.monotonic() < until, stream))
     assert time.monotonic() < until, "it goes on listening"
     assert heard
+
+
+def test_what_a_slow_listener_loses_is_not_the_publishers_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Sockets are full while it sleeps: what is lost there was sent, and nobody can know."""
+    monkeypatch.setattr(subscribed, "WAITING", 2)
+    said = ["BlockStored", [1], None, [7] * 100_000, 16, None, "GPU"]
+    with Flood(f"ipc://{tmp_path}/flood", said) as flood:
+        save = tmp_path / "heard.jsonl"
+        report = subscribed.audit(flood.endpoint, None, 3.0, save, lambda _: time.sleep(0.3))
+    (run,) = report.runs
+    assert run.replay.lost > 0
+    assert run.replay.violations == []
+    assert report.verdict is Verdict.UNKNOWN
+    said = (
+        f"  {run.replay.lost:,} numbers not heard, lost on the way or never sent: not known which"
+    )
+    assert said in list(report.lines())
+    kept = foreign.audit([save])
+    assert (kept.verdict, kept.runs[0].replay) == (Verdict.UNKNOWN, run.replay)
+
+
+class Canned:
+    """A live socket that says one number, and a replay that sends certain numbers again."""
+
+    def __init__(self, live: int, *answers: list[int]) -> None:
+        self._live, self._answers = live, list(answers)
+        self._context = zmq.Context()
+        self._pub, self._router = self._context.socket(zmq.PUB), self._context.socket(zmq.ROUTER)
+        self.endpoint, self.replay = (
+            f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
+            for socket in (self._pub, self._router)
+        )
+        self._stopped = threading.Event()
+        self._talking = threading.Thread(target=self._talk)
+        self.asked: list[int] = []
+
+    def _talk(self) -> None:
+        payload, live = (subscribed.msgspec.msgpack.encode([time, []]) for time in (0.0, 1.0))
+        while not self._stopped.is_set():
+            if self._router.poll(10):
+                who, _, first = self._router.recv_multipart()
+                self.asked.append(int.from_bytes(first, "big"))
+                for number in self._answers.pop(0):
+                    self._router.send_multipart([who, b"", number.to_bytes(8, "big"), payload])
+                self._router.send_multipart([who, b"", subscribed._LAST, b""])
+            elif len(self.asked):
+                self._pub.send_multipart([b"", self._live.to_bytes(8, "big"), live])
+
+    def __enter__(self) -> Canned:
+        self._talking.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._talking.join()
+        self._pub.close(linger=0)
+        self._router.close(linger=0)
+        self._context.term()
+
+
+@pytest.mark.parametrize(
+    ("again", "verdict", "lost", "skipped"),
+    [
+        ([0, 1, 2, 3], Verdict.VACUOUS, 0, []),
+        ([2, 3], Verdict.UNKNOWN, 1, []),
+        ([], Verdict.UNKNOWN, 3, []),
+        ([0, 2, 3], Verdict.VIOLATED, 0, ["1 to 1"]),
+        ([0, 1, 3], Verdict.VIOLATED, 0, ["2 to 2"]),
+        ([0], Verdict.VIOLATED, 0, ["1 to 3"]),
+        ([2], Verdict.VIOLATED, 1, ["3 to 3"]),
+    ],
+)
+def test_what_the_replay_no_longer_has_may_have_been_sent_and_a_hole_in_it_was_not(
+    again: list[int], verdict: Verdict, lost: int, skipped: list[str]
+) -> None:
+    with Canned(4, [0], again) as publisher:
+        stream = subscribed.listen(publisher.endpoint, publisher.replay, 20.0, lambda _: None)
+        replay = foreign.Replay()
+        for batch in foreign.batches(foreign.VLLM, "here", enumerate(stream, 1)):
+            replay.take(batch)
+            if batch.number == 4:
+                break
+        stream.close()
+        assert publisher.asked == [0, 0]
+    assert replay.lost == lost
+    said = [f"rank 0 skips numbers {numbers}" for numbers in skipped]
+    assert [violation.message for violation in replay.violations] == said
+    report = foreign.ForeignReport((foreign.ForeignRun("here", foreign.VLLM, replay),))
+    assert report.verdict is verdict
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_an_engine_that_begins_anew_is_heard(asks: bool) -> None:
+    """Its numbers go back; they are none that the replay has sent."""
+    with Canned(0, [6, 7]) as again:
+        replay = again.replay if asks else None
+        if not asks:
+            again.asked.append(0)
+        with closing(subscribed.listen(again.endpoint, replay, 20.0, lambda _: None)) as stream:
+            numbers = [next(stream)["seq"] for _ in range(4)]
+    assert numbers == [6, 7, 0, 0] if asks else [0, 0, 0, 0]
 
 
 def test_what_waits_to_be_heard_is_bounded(

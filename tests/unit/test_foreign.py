@@ -108,6 +108,46 @@ def test_numbers_that_run_back_are_t1(tmp_path: Path, dialect: Any) -> None:
     ]
 
 
+def test_what_a_listener_may_have_lost_is_not_known(tmp_path: Path) -> None:
+    lines = vllm([("stored", [1], None), ("stored", [2], 1), ("stored", [3], 2)])
+    del lines[1]
+    lines[1]["after_loss"] = True
+    report = judged(tmp_path, lines)
+    assert (messages(report), report.verdict) == ([], Verdict.UNKNOWN)
+    replay = report.runs[0].replay
+    assert (replay.lost, replay.unjudged) == (1, 1)
+    lines[1]["after_loss"] = "yes"
+    with pytest.raises(TraceError, match="line 2: after_loss is true or false, not 'yes'"):
+        judged(tmp_path, lines)
+
+
+def test_what_is_kept_of_a_long_stream_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign, "KEPT", 10)
+    replay = foreign.Replay()
+    for batch in foreign.batches(
+        foreign.VLLM, "here", enumerate(vllm([("stored", [7], None)] * 500))
+    ):
+        replay.take(batch)
+        assert len(replay.sent["rank 0"]) <= 10
+    assert (replay.events, replay.violations) == (500, [])
+    assert {place: len(hashes) for place, hashes in replay.resident.items()} == {"rank 0, GPU": 1}
+
+
+@pytest.mark.parametrize(("number", "says"), [(495, "sends number 495 twice"), (3, "goes back")])
+def test_a_number_of_long_ago_is_an_engine_that_counts_anew(
+    monkeypatch: pytest.MonkeyPatch, number: int, says: str
+) -> None:
+    monkeypatch.setattr(foreign, "KEPT", 10)
+    replay = foreign.Replay()
+    lines = vllm([("stored", [n], None) for n in range(500)])
+    stream = [*lines, lines[number], *lines[number + 1 : number + 3]]
+    for batch in foreign.batches(foreign.VLLM, "here", enumerate(stream)):
+        replay.take(batch)
+    assert says in replay.violations[0].message
+    assert replay.last["rank 0"] == (499 if number == 495 else 5)
+    assert len(replay.violations) == (3 if number == 495 else 1)
+
+
 def test_a_late_number_does_not_make_its_successor_late(tmp_path: Path, dialect: Any) -> None:
     lines = dialect([("stored", [n], None) for n in range(4)])
     found = messages(judged(tmp_path, [lines[0], lines[2], lines[1], lines[3]]))
