@@ -23,7 +23,7 @@ from kvclaims.checker.rows import PARQUET, Row, rows_of
 from kvclaims.checker.verdicts import Violation, counted
 from kvclaims.spec.claims import TABLE
 from kvclaims.spec.fidelity import Fidelity
-from kvclaims.spec.telemetry import EVENTS, Event, TraceError, parse_event
+from kvclaims.spec.telemetry import EVENTS, Event, TraceError, odd_fields, parse_event
 from kvclaims.spec.vocabulary import (
     RESPONSIBLE,
     TERMINAL,
@@ -106,7 +106,9 @@ _VALUES: Final[dict[str, str]] = {
         ),
         _COUNT,
     ),
-    **dict.fromkeys(("engine", "owner", "reason", "feasibility", "tier", "hash"), _TEXT),
+    **dict.fromkeys(
+        ("engine", "engine_version", "owner", "reason", "feasibility", "tier", "hash"), _TEXT
+    ),
     **dict.fromkeys(("protected", "admit_reuse", "succeeded"), _FLAG),
     **dict.fromkeys(("blocking_claim_ids", "waits_on"), _NAMES),
     "hits": _NUMBERS,
@@ -165,7 +167,7 @@ def fields_of(event: str, text: str) -> dict[str, Any]:
         data = json.loads(text)
     except (ValueError, RecursionError):
         raise TraceError("not JSON in the column data (T3)") from None
-    if not isinstance(data, dict) or set(data) != set(EVENTS[event]):
+    if not isinstance(data, dict) or odd_fields(event, data):
         raise TraceError(f"{event} has the wrong fields (T3)")
     _check_fields(event, data)
     return data
@@ -277,7 +279,7 @@ def check_runs(events: Sequence[Event]) -> tuple[tuple[Event, ...], ...]:
 
 
 def _conforming(event: Event) -> Event:
-    if set(event.data) != set(EVENTS.get(event.event, ())):
+    if event.event not in EVENTS or odd_fields(event.event, event.data):
         raise TraceError(f"{event.event} has the wrong fields (T3)")
     return _checked(event)
 

@@ -674,7 +674,9 @@ def faults(engine: str, output: Path, progress: Progress) -> Report:
     show_default=True,
     help="How long to listen to an endpoint.",
 )
-@click.option("--replay", metavar="ENDPOINT", help="Where lost batches can be had; else a gap is UNKNOWN.")
+@click.option(
+    "--replay", metavar="ENDPOINT", help="Where lost batches can be had; else a gap is UNKNOWN."
+)
 @click.option("--save", type=click.Path(path_type=Path), help="New file for what was heard.")
 @_workers
 @_checks

@@ -167,7 +167,7 @@ def lower(
     for mode in profile.modes:
         if progress:
             progress(f"{profile.id}: {mode.protection}")
-        found.append(judge(mode, run, profile.engine))
+        found.append(judge(mode, run, profile.engine, profile))
     return LowerReport(profile, tuple(found))
 
 
@@ -179,8 +179,7 @@ def _of_its_version(profile: Profile) -> RunProbe:
         here = engines.ready(profile.engine)[1].version
     except EngineMissing:
         return probe  # each probe says why it cannot run
-    told = profile.version.split(".")
-    if here.split(".")[: len(told)] == told:
+    if _is_of(here, profile.version):
         return probe
     says = f"the profile speaks of {profile.engine} {profile.version}, here is {here}"
 
@@ -192,8 +191,17 @@ def _of_its_version(profile: Profile) -> RunProbe:
     return run
 
 
-def judge(mode: Mode, run: RunProbe, engine: str | None = None) -> ModeVerdict:
-    """The verdict on one mode of a runtime that `engine` runs here, if any."""
+def _is_of(version: str, told: str) -> bool:
+    """Whether a whole version is the one told, or one of those that it begins: 0.32.1 of 0.32."""
+    wanted = told.split(".")
+    return version.split(".")[: len(wanted)] == wanted
+
+
+def judge(
+    mode: Mode, run: RunProbe, engine: str | None = None, of: Profile | None = None
+) -> ModeVerdict:
+    """The verdict on one mode of a runtime that `engine` runs here, if any; traces must be of the
+    profile's runtime and version."""
     anchors = tuple(
         f"{obligation}: {_place(evidence)}" for obligation, evidence in mode.evidence.items()
     )
@@ -203,7 +211,7 @@ def judge(mode: Mode, run: RunProbe, engine: str | None = None) -> ModeVerdict:
 
     if reasons := list(_refuted(mode, run, engine)):
         return verdict(Lowering.REJECTED, reasons)
-    if reasons := list(_untrue(mode, run, engine)):
+    if reasons := list(_untrue(mode, run, engine, of)):
         return verdict(Lowering.REJECTED, reasons)
     if reasons := list(dict.fromkeys(_not_shown(mode, run, engine))):
         claims_more = _STRENGTH[mode.claims] > 0
@@ -259,7 +267,7 @@ def _not_shown(mode: Mode, run: RunProbe, engine: str | None) -> Iterator[str]:
             yield f"it may be refuted: {result.says}"
 
 
-def _untrue(mode: Mode, run: RunProbe, engine: str | None) -> Iterator[str]:
+def _untrue(mode: Mode, run: RunProbe, engine: str | None, of: Profile | None) -> Iterator[str]:
     """What is wrong with the evidence that is given, obligation by obligation."""
     for obligation, evidence in mode.evidence.items():
         if DEPTH_OF[evidence.way] > mode.depth:
@@ -272,7 +280,7 @@ def _untrue(mode: Mode, run: RunProbe, engine: str | None) -> Iterator[str]:
         elif evidence.probe is not None:
             yield from _untrue_probe(mode.protection, obligation, evidence, run, engine)
         elif evidence.trace is not None:
-            yield from _untrue_trace(obligation, evidence, engine)
+            yield from _untrue_trace(obligation, evidence, engine, of)
 
 
 def _untrue_probe(
@@ -319,23 +327,39 @@ def depth_of_run(wanted: Probe) -> Depth:
     return Depth.POLICY if declared - {Protection.BEST_EFFORT} else Depth.TELEMETRY
 
 
-def _untrue_trace(obligation: Obligation, evidence: Evidence, engine: str | None) -> Iterator[str]:
-    """A trace that says whose it is speaks of that engine alone; where a run here would speak of
-    the runtime, the trace must say so."""
+def _untrue_trace(
+    obligation: Obligation, evidence: Evidence, engine: str | None, of: Profile | None
+) -> Iterator[str]:
+    """A trace that says whose it is speaks of that runtime alone, and of the version that it says;
+    where a run here would speak of the runtime, the trace must say both."""
     lines = obligations.read_lines(Path(str(evidence.trace)))
     shown = obligations.shown_by(lines)
-    told = lines[0].get("engine") if lines and lines[0].get("event") == "trace_opened" else None
-    others = engines.names() if engine is None else ()
     if obligation not in shown:
         yield f"{obligation}: no trace can show it"
-    elif told in others or told != (engine or told):
-        of = told if told is None or (isinstance(told, str) and told.isprintable()) else repr(told)
-        yield (
-            f"{obligation}: a trace of {of or 'no engine by name'} says nothing of "
-            f"{engine or 'this runtime'}"
-        )
+    elif elsewhere := _of_another(obligations.opening(lines), engine, of):
+        yield f"{obligation}: {elsewhere}"
     elif not shown[obligation].holds:
         yield f"{obligation}: {shown[obligation].reason}"
+
+
+def _of_another(opening: Mapping[str, Any], engine: str | None, of: Profile | None) -> str:
+    """Of what other runtime or version a trace speaks by its opening, empty if of none."""
+    told, version = opening.get("engine"), opening.get("engine_version")
+    own = (engine,) if engine else (None, of.id, of.title) if of else (None, told)
+    if told not in own or (engine is None and told in engines.names()):
+        return f"a trace of {_plain(told, 'engine')} says nothing of {engine or 'this runtime'}"
+    if of is None or (engine is None and version is None):
+        return ""
+    if not isinstance(version, str) or not _is_of(version, of.version):
+        whole = _plain(version, "version")
+        return f"a trace of {whole} says nothing of {engine or 'this runtime'} {of.version}"
+    return ""
+
+
+def _plain(told: object, what: str) -> str:
+    if told is None:
+        return f"no {what} by name"
+    return told if isinstance(told, str) and told.isprintable() else repr(told)
 
 
 def _place(evidence: Evidence) -> str:

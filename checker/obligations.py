@@ -101,6 +101,11 @@ def read_lines(path: Path) -> list[Line]:
     return lines
 
 
+def opening(lines: Sequence[Line]) -> Line:
+    """The event that opens the trace; nothing of one that is not opened."""
+    return lines[0] if lines and lines[0].get("event") == _OPENED else {}
+
+
 def _text(path: Path) -> str:
     """ValueError for what may never end, such as a pipe or a device."""
     if path.exists() and not path.is_file():

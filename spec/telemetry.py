@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -93,13 +93,25 @@ not right; an offloadable claim tells with each block which content it stands fo
 in the runtime's time units (null: no end)."""
 
 
+OPTIONAL: Final[dict[str, tuple[str, ...]]] = {"trace_opened": ("engine_version",)}
+"""Fields that an event of a kind may carry beside those: what was recorded before there were such
+stays readable."""
+
+
+def odd_fields(event: str, fields: Iterable[str]) -> list[str]:
+    """The fields that a known kind of event lacks or cannot have, sorted."""
+    given, needed = set(fields), set(EVENTS[event])
+    return sorted((needed - given) | (given - needed - set(OPTIONAL.get(event, ()))))
+
+
 class TraceError(ValueError):
     """A trace or an event that does not conform; the message says what and where."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One line of a trace.  `data` holds the fields that its kind must carry, and no others."""
+    """One line of a trace.  `data` holds the fields that its kind must carry, may hold those that
+    it may, and no others."""
 
     seq: int
     timestamp_ns: int
@@ -142,8 +154,7 @@ def parse_event(line: str) -> Event:
     for name in ("seq", "timestamp_ns", "usable_blocks"):
         if type(base[name]) is not int:
             raise TraceError(f"{name} is not an integer")
-    if set(raw) != set(EVENTS[kind]):
-        odd = sorted(set(raw) ^ set(EVENTS[kind]))
+    if odd := odd_fields(kind, raw):
         raise TraceError(f"{kind} has the wrong fields: {', '.join(odd)}")
     return Event(**base, data=raw)
 
@@ -185,9 +196,8 @@ class Recorder:
         prefix_id: str | None = None,
         **data: Any,
     ) -> None:
-        """Tell the next event, with exactly the fields of its kind; else `TraceError`."""
-        if set(data) != set(EVENTS[event]):
-            odd = sorted(set(data) ^ set(EVENTS[event]))
+        """Tell the next event, with the fields of its kind; else `TraceError`."""
+        if odd := odd_fields(event, data):
             raise TraceError(f"{event} has the wrong fields: {', '.join(odd)}")
         now = self._clock()
         if self.count and now < self._last:

@@ -74,7 +74,7 @@ class RadixEngine:
         except (ImportError, AttributeError, SyntaxError, OSError) as error:
             message = f"SGLang at {info.path} cannot be imported: {first_line(error)}. {INSTALL}"
             raise EngineMissing(message) from error
-        return RadixRuntime(self.name, config, run_id)
+        return RadixRuntime(self.name, config, run_id, info.version)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ NANOSECONDS: Final = 1_000_000_000
 class RadixRuntime:
     """One run over one pool.  Operations that are refused have changed nothing (B9)."""
 
-    def __init__(self, name: str, config: PoolConfig, run_id: str) -> None:
+    def __init__(self, name: str, config: PoolConfig, run_id: str, version: str) -> None:
         if config.block_size != 1:
             raise NotExposed("pages of more than one token: their allocator needs a GPU")
         if config != PoolConfig(config.usable, 1, config.defer_limit):
@@ -58,7 +58,11 @@ class RadixRuntime:
         log = RequestLog(self._recorder, config.defer_limit)
         self._scheduler = RadixScheduler(self._residency, log, config.usable)
         self._recorder.emit(
-            "trace_opened", engine=name, block_size=1, defer_limit=config.defer_limit
+            "trace_opened",
+            engine=name,
+            engine_version=version,
+            block_size=1,
+            defer_limit=config.defer_limit,
         )
 
     # -- claims ----------------------------------------------------------------------------------

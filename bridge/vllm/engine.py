@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email import message_from_string
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import ClassVar, Final
@@ -44,16 +45,29 @@ def _lent() -> str:
 
 def vllm_info(name: str) -> EngineInfo:
     """Version and path of the vLLM that would be imported; raises `EngineMissing`."""
-    try:
-        spec = importlib.util.find_spec("vllm")
-    except ValueError:
-        spec = None
-    if spec is None or not spec.submodule_search_locations:
+    folder = _folder()
+    if folder is None:
         raise EngineMissing(f"vLLM cannot be imported here. Install it: {INSTALL}")
-    folder = Path(next(iter(spec.submodule_search_locations)))
     if importlib.util.find_spec("torch") is None:
         raise EngineMissing(f"torch cannot be imported here. Install it: {INSTALL}")
     return EngineInfo(name, version_of(folder), str(folder))
+
+
+def _folder() -> Path | None:
+    try:
+        spec = importlib.util.find_spec("vllm")
+    except ValueError:
+        return None
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+@cache
+def imported_version() -> str:
+    """The version of the vLLM that is imported in this process; `unknown` where there is none."""
+    folder = _folder()
+    return version_of(folder) if folder else UNKNOWN
 
 
 def version_of(folder: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from kvclaims.bridge.vllm.engine import imported_version
 from kvclaims.bridge.vllm.observer import keys_found
 from kvclaims.bridge.vllm.scheduler import ADMIT_REUSE, ClaimEnforcer
 from kvclaims.bridge.vllm.serving import POLICY
@@ -77,6 +78,7 @@ class VllmRuntime:
         self._recorder.emit(
             "trace_opened",
             engine=name,
+            engine_version=imported_version(),
             block_size=config.block_size,
             defer_limit=config.defer_limit,
         )

@@ -19,6 +19,7 @@ from kvclaims.bridge.serving.settings import BadSettings, Settings, read_setting
 from kvclaims.bridge.serving.spans import Spans
 from kvclaims.bridge.serving.tally import Tally
 from kvclaims.bridge.serving.tracefiles import TraceFiles
+from kvclaims.bridge.vllm.engine import imported_version
 from kvclaims.spec.telemetry import Event, Recorder
 
 POLICY: Final = "resident_claims"
@@ -62,6 +63,7 @@ class Serving:
         self.recorder.emit(
             "trace_opened",
             engine="vllm",
+            engine_version=imported_version(),
             block_size=enforcer.block_size,
             defer_limit=self.settings.defer_limit,
         )

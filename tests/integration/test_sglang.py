@@ -169,6 +169,13 @@ def test_beside_it_nobody_finds_the_kernels_that_it_brings() -> None:
 
 
 @live
+def test_its_trace_tells_its_version() -> None:
+    opening = opened(8).events()[0]
+    info = ENGINE.info()
+    assert (opening.data["engine"], opening.data["engine_version"]) == (info.name, info.version)
+
+
+@live
 def test_content_has_the_names_of_the_contract_and_memory_holds_it() -> None:
     runtime = opened(8)
     served(runtime, "r", "A3+B1")

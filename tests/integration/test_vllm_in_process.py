@@ -21,6 +21,12 @@ def world(usable: int = 80, **more: int) -> World:
     return World(IN_PROCESS, usable, **more)
 
 
+def test_its_trace_tells_its_version() -> None:
+    opening = world().runtime.events()[0]
+    info = IN_PROCESS.info()
+    assert (opening.data["engine"], opening.data["engine_version"]) == (info.name, info.version)
+
+
 def test_native_reuse_is_lost_in_silence() -> None:
     w = world()
     blocks = w.cache("A60")

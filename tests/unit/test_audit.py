@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvclaims.checker.audit import ClaimLife, Fold, audit, read_runs, read_trace
+from kvclaims.checker.audit import ClaimLife, Fold, audit, check_runs, read_runs, read_trace
+from kvclaims.checker.rows import write_parquet
 from kvclaims.reference.engine import ENGINE
 from kvclaims.spec.interface import PoolConfig
 from kvclaims.spec.operations import parse, perform
@@ -219,6 +220,41 @@ def test_a_trace_that_is_not_whole_is_rejected(
     with pytest.raises(TraceError) as error:
         read_trace(path)
     assert str(error.value).startswith(f"t.jsonl: {message}")
+
+
+def test_an_opening_may_tell_the_version_of_its_engine_and_must_not(tmp_path: Path) -> None:
+    """What was recorded before that was told stays readable."""
+    path = tmp_path / "t.jsonl"
+    plain = good().lines()
+    for lines in (plain, [edit(plain[0], engine_version="0.32.1"), *plain[1:]]):
+        path.write_text("\n".join(lines))
+        (run,) = read_trace(path)
+        assert run[0].data.get("engine_version") == (None if lines is plain else "0.32.1")
+        assert [event.to_json() for event in run] == [
+            json.dumps(json.loads(x), separators=(",", ":")) for x in lines
+        ]
+        assert check_runs(run) == (run,)
+        written = tmp_path / "t.parquet"
+        write_parquet(run, written)
+        assert read_trace(written) == (run,)
+        written.unlink()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda x: [edit(x[0], engine_version=32), *x[1:]],
+        lambda x: [x[0], edit(x[1], engine_version="0.32"), *x[2:]],
+        lambda x: [edit(x[0], engine_versions="0.32"), *x[1:]],
+    ],
+)
+def test_a_version_is_a_text_of_an_opening(
+    tmp_path: Path, spoil: Callable[[list[str]], list[str]]
+) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(spoil(good().lines())))
+    with pytest.raises(TraceError, match="engine_version"):
+        read_trace(path)
 
 
 def test_a_cut_last_line_is_called_so(tmp_path: Path) -> None:

@@ -207,9 +207,10 @@ def told_of(trace: Trace, claim: str, name: str, **fields: Any) -> Trace:
     ]
 
 
-def opened(trace: Trace, engine: str = "a patched runtime", **fields: Any) -> Trace:
+def opened(trace: Trace, engine: Any = "connector", version: Any = None, **fields: Any) -> Trace:
     """The trace from its opening to its close."""
-    whole: Trace = [{"event": "trace_opened", "engine": engine}, *trace]
+    opening = {"event": "trace_opened", "engine": engine, "engine_version": version}
+    whole: Trace = [{k: v for k, v in opening.items() if v is not None}, *trace]
     return numbered([*whole, {"event": "trace_closed", "events": len(whole), **fields}])
 
 
@@ -539,12 +540,21 @@ def of_engine(tmp_path: Path, engine: str | None, trace: Trace) -> lower.ModeVer
 
 
 @pytest.mark.parametrize(
-    ("engine", "traced"), [("vllm", "vllm"), (None, "a patched runtime"), ("mine", "mine")]
+    ("engine", "traced", "version"),
+    [
+        ("vllm", "vllm", "1"),
+        ("vllm", "vllm", "1.0.7"),
+        ("mine", "mine", "1"),
+        (None, "connector", "1.2"),
+        (None, "connector", None),
+        (None, "a patched connector", None),
+    ],
 )
 def test_a_trace_of_the_engine_itself_supports_the_mode(
-    tmp_path: Path, engine: str | None, traced: str
+    tmp_path: Path, engine: str | None, traced: str, version: str | None
 ) -> None:
-    verdict = of_engine(tmp_path, engine, opened(good_trace(), traced))
+    verdict = of_engine(tmp_path, engine, opened(good_trace(), traced, version))
+    assert verdict.reasons == ()
     assert verdict.lowering is Lowering.OBSERVATIONAL
 
 
@@ -555,6 +565,21 @@ def test_a_trace_of_the_engine_itself_supports_the_mode(
         (None, opened(good_trace(), "reference"), "of reference says nothing of this runtime"),
         ("vllm", good_trace(), "a trace of no engine by name says nothing of vllm"),
         ("vllm", opened(good_trace(), "\x1b[31m"), r"a trace of '\x1b[31m' says nothing of vllm"),
+        (None, opened(good_trace(), "mooncake"), "of mooncake says nothing of this runtime"),
+        (
+            "vllm",
+            opened(good_trace(), "vllm"),
+            "a trace of no version by name says nothing of vllm 1",
+        ),
+        ("vllm", opened(good_trace(), "vllm", "0.9"), "a trace of 0.9 says nothing of vllm 1"),
+        ("vllm", opened(good_trace(), "vllm", "10"), "a trace of 10 says nothing of vllm 1"),
+        (
+            None,
+            opened(good_trace(), ["connector"]),
+            "a trace of ['connector'] says nothing of this runtime",
+        ),
+        ("vllm", opened(good_trace(), "vllm", 1), "a trace of 1 says nothing of vllm 1"),
+        (None, opened(good_trace(), "connector", "2.1"), "of 2.1 says nothing of this runtime 1"),
     ],
 )
 def test_a_trace_of_another_engine_says_nothing(
