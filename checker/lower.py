@@ -124,6 +124,8 @@ class LowerReport:
 
     profile: Profile
     modes: tuple[ModeVerdict, ...]
+    here: str | None = None
+    """The version of the profile's engine that is here; None where none is, or none was run."""
 
     @property
     def verdict(self) -> Verdict:
@@ -137,13 +139,21 @@ class LowerReport:
             "profile": self.profile.id,
             "title": self.profile.title,
             "version": self.profile.version,
+            "engine": self.profile.engine,
+            "here": self.here,
             "modes": [mode.to_json() for mode in self.modes],
         }
 
+    @property
+    def _where(self) -> str:
+        engine = self.profile.engine
+        if self.here is None:
+            return f"; {engine} is not run here" if engine else ""
+        return f"; here is {engine} {self.here}"
+
     def lines(self) -> Iterator[str]:
-        run_here = f", run here as {self.profile.engine}" if self.profile.engine else ""
         yield (
-            f"{self.profile.id}: {self.profile.title} ({self.profile.version}{run_here}): "
+            f"{self.profile.id}: {self.profile.title} ({self.profile.version}{self._where}): "
             f"{self.verdict}"
         )
         for mode in self.modes:
@@ -162,25 +172,29 @@ def lower(
 ) -> LowerReport:
     """Judge a profile; probes run once each, on the version that it speaks of.  Raises
     BadOperation for a trace that cannot be read or a program that does not exist."""
-    run = run_probe or _of_its_version(profile)
+    here = None if run_probe else _version_here(profile)
+    run = run_probe or _of_its_version(profile, here)
     found = []
     for mode in profile.modes:
         if progress:
             progress(f"{profile.id}: {mode.protection}")
         found.append(judge(mode, run, profile.engine, profile))
-    return LowerReport(profile, tuple(found))
+    return LowerReport(profile, tuple(found), here)
 
 
-def _of_its_version(profile: Profile) -> RunProbe:
-    """Runs of the profile's engine say nothing of it where another version is installed here."""
+def _version_here(profile: Profile) -> str | None:
     if profile.engine is None:
-        return probe
+        return None
     try:
-        here = engines.ready(profile.engine)[1].version
+        return engines.ready(profile.engine)[1].version
     except EngineMissing:
-        return probe  # each probe says why it cannot run
-    if _is_of(here, profile.version):
-        return probe
+        return None
+
+
+def _of_its_version(profile: Profile, here: str | None) -> RunProbe:
+    """Runs of the profile's engine say nothing of it where another version is installed here."""
+    if here is None or _is_of(here, profile.version):
+        return probe  # where there is none, each probe says why it cannot run
     says = f"the profile speaks of {profile.engine} {profile.version}, here is {here}"
 
     def run(wanted: Probe) -> ProbeResult:

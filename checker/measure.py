@@ -19,7 +19,8 @@ from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import torch
 
-from kvclaims.checker import provenance
+from kvclaims.checker import provenance, truth
+from kvclaims.checker.truth import NEAR
 from kvclaims.checker.verdicts import Progress
 from kvclaims.spec.fidelity import (
     Declaration,
@@ -43,8 +44,6 @@ OTHER: Final = TOKENS[::-1]
 """Another prompt, as long, whose KV is nowhere the same."""
 ELSEWHERE: Final = tuple((5 * i + 1) % 64 for i in range(32))
 """What stands before the prompt when it is served at another place."""
-NEAR: Final = 1e-9
-"""Two results of double-precision arithmetic are the same up to rounding."""
 QUERIES: Final = 8
 
 
@@ -71,7 +70,7 @@ class Evidence:
         return {"name": self.name, "shows": self.shows, "says": self.says, **self.figures}
 
 
-ALWAYS: Final = ("identity", "loss", "source")
+ALWAYS: Final = ("model", "identity", "loss", "source")
 """The evidence that every class stands on."""
 
 NEEDED: Final[Mapping[Fidelity, tuple[str, ...]]] = {
@@ -259,7 +258,7 @@ def measure(
     mechanism: Mechanism, without: tuple[str, ...] = (), progress: Progress | None = None
 ) -> MechanismReport:
     """Store, serve and spoil.  `without` leaves evidence out, to see the verdict fall; raises
-    BadOperation for evidence that does not exist."""
+    BadOperation for evidence that does not exist, and where nothing can be stored or served."""
     unknown = set(without) - set(MEASURES)
     if unknown:
         raise BadOperation(
@@ -267,7 +266,8 @@ def measure(
         )
     found = []
     with one_thread(), tempfile.TemporaryDirectory(prefix="kvclaims-") as folder:
-        bench = Bench(mechanism, Path(folder))
+        with _told(mechanism):
+            bench = Bench(mechanism, Path(folder))
         for name, question in MEASURES.items():
             if name in without:
                 continue
@@ -279,9 +279,20 @@ def measure(
                 answer = Evidence("", False, f"it raised {type(error).__name__}: {error}")
             if answer is not None:
                 found.append(replace(answer, name=name))
-        served = bench.would_be_served()
+        with _told(mechanism):
+            served = bench.would_be_served()
     turns = isinstance(mechanism, Turning)
     return MechanismReport(mechanism.declaration, tuple(found), served, turns)
+
+
+@contextmanager
+def _told(mechanism: Mechanism) -> Iterator[None]:
+    """Whatever a mechanism raises is one clear line."""
+    try:
+        yield
+    except Exception as error:  # whatever the mechanism does
+        name, said = mechanism.declaration.name, f"{type(error).__name__}: {error}"
+        raise BadOperation(f"mechanism {name} cannot be measured: it raised {said}") from error
 
 
 @contextmanager
@@ -388,6 +399,13 @@ def _known(error: float) -> float:
 
 def _leading(flags: Any) -> int:
     return int(flags.to(torch.int64).cumprod(0).sum())
+
+
+def _model(bench: Bench) -> Evidence:
+    """Is the model, against whose KV all is measured, one that tells anything apart?"""
+    wrong = truth.unfit(bench.model, TOKENS, OTHER, ELSEWHERE, bench.queries)
+    says = "; ".join(wrong) or "it tells prompts, places, contexts and queries apart"
+    return Evidence("", not wrong, says, {"unfit": wrong})
 
 
 def _bits(bench: Bench) -> Evidence | None:
@@ -561,15 +579,31 @@ def _identity(bench: Bench) -> Evidence:
     odd = sorted(names ^ (set(bench.mechanism.declaration.identity) - {"query"}))
     ignored = []
     for name in sorted(names):
-        other = replace(bench.stored, identity={**bench.stored.identity, name: "another"})
-        if not bench.mechanism.load(other).declined:
-            ignored.append(name)
+        for value in _others(bench.stored.identity[name]):
+            other = replace(bench.stored, identity={**bench.stored.identity, name: value})
+            if not bench.mechanism.load(other).declined:
+                ignored.append(name)
+                break
     says = f"declined to a reader of another {', another '.join(sorted(names))}"
     if ignored:
         says = f"served to a reader of another {', another '.join(ignored)}"
     if odd:
         says += f"; declared or kept, and not both: {', '.join(odd)}"
     return Evidence("", not ignored and not odd and bool(names), says, {"ignored": ignored})
+
+
+def _others(value: Any) -> tuple[Any, ...]:
+    """Values of an identity that are not this one: another word, and one that is close to it."""
+    match value:
+        case bool():
+            return "another", not value
+        case int() | float():
+            return "another", value + 1
+        case str():
+            return "another", f"{value} ", value[:-1]
+        case tuple():
+            return "another", value[:-1], (*value, 0)
+    return ("another",)
 
 
 def _loss(bench: Bench) -> Evidence:
@@ -756,6 +790,7 @@ def _held(bench: Bench) -> Evidence | None:
 
 
 MEASURES: Final[Mapping[str, Callable[[Bench], Evidence | None]]] = {
+    "model": _model,
     "bits": _bits,
     "rotation": _rotation,
     "commutes": _commutes,

@@ -25,6 +25,7 @@ A profile is TOML:
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -136,7 +137,11 @@ def _read(source: Traversable, folder: Traversable) -> Profile:
     if not isinstance(modes, list) or not modes:
         raise reader.wrong("needs at least one [[mode]]")
     engine = reader.text(top, "engine", "profile") if "engine" in top else None
-    return Profile(name, title, version, tuple(reader.mode(mode) for mode in modes), engine)
+    read = tuple(reader.mode(mode) for mode in modes)
+    for (protection, depth), count in Counter((m.protection, m.depth) for m in read).items():
+        if count > 1:
+            raise reader.wrong(f"{protection} at depth {depth.name.lower()} is given {count} times")
+    return Profile(name, title, version, read, engine)
 
 
 class _Reader:

@@ -681,7 +681,10 @@ def test_a_run_of_another_version_shows_nothing(
     monkeypatch.setattr(lower, "probe", holds)
     (hard,) = (m for m in profiles.load("vllm-claims").modes if m.protection is Protection.HARD)
     profile = Profile("p", "a runtime", version, (hard,), "vllm")
-    (mode,) = lower.lower(profile).modes
+    report = lower.lower(profile)
+    assert next(report.lines()).startswith(f"p: a runtime ({version}; here is vllm 7.1.2): ")
+    assert (report.to_json()["engine"], report.to_json()["here"]) == ("vllm", "7.1.2")
+    (mode,) = report.modes
     assert mode.lowering is lowering
     if lowering is Lowering.REJECTED:
         assert mode.reasons == ("the profile speaks of vllm 7.10, here is 7.1.2",)
@@ -890,6 +893,11 @@ def test_that_soft_content_goes_later_rests_on_a_run_that_shows_it(name: str, en
         ("", "profile lacks id, mode, title, version"),
         ("id = 1\ntitle = 'x'\nversion = '1'\nmode = [{}]", "id of profile must be a text"),
         ("id = 'x'\ntitle = 'x'\nversion = '1'\nmode = []", "needs at least one"),
+        (
+            "id = 'x'\ntitle = 'x'\nversion = '1'\n"
+            + "[[mode]]\nprotection = 'soft_priority'\ndepth = 'none'\nclaims = 'unknown'\n" * 2,
+            "x.toml: soft_priority at depth none is given 2 times",
+        ),
         (
             "id = 'x'\ntitle = 'x'\nversion = '1'\n[[mode]]\nprotection = 'strong'\n"
             "depth = 'none'\nclaims = 'native'",

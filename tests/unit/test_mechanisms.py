@@ -13,14 +13,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="mechanisms work on torch tensors")
 
 from kvclaims.checker import measure as m  # noqa: E402
-from kvclaims.checker import provenance  # noqa: E402
+from kvclaims.checker import provenance, truth  # noqa: E402
 from kvclaims.reference.mechanisms.capsules import Capsules  # noqa: E402
 from kvclaims.reference.mechanisms.channels import PrunedChannels  # noqa: E402
 from kvclaims.reference.mechanisms.chunks import Chunks  # noqa: E402
 from kvclaims.reference.mechanisms.facts import Facts  # noqa: E402
 from kvclaims.reference.mechanisms.file_offload import FileOffload, Lookup  # noqa: E402
 from kvclaims.reference.mechanisms.files import publish, read  # noqa: E402
-from kvclaims.reference.mechanisms.model import MODEL, rotate, unrotate  # noqa: E402
+from kvclaims.reference.mechanisms.model import MODEL, TinyModel, rotate, unrotate  # noqa: E402
 from kvclaims.reference.mechanisms.persistent import PersistentReader  # noqa: E402
 from kvclaims.reference.mechanisms.two_bits import TwoBits  # noqa: E402
 from kvclaims.reference.mechanisms.two_ends import TwoEnds  # noqa: E402
@@ -428,6 +428,161 @@ def test_a_codebook_that_does_not_commute_is_found(mechanism: Any, says: str) ->
     assert not commutes.shows
     assert says in commutes.says
     assert (report.lowering, report.verdict) == (Lowering.REJECTED, Verdict.VIOLATED)
+
+
+# --- a model is the truth only where it tells things apart -----------------------------------
+
+
+class Flat(TinyModel):
+    """Makes the same KV of anything."""
+
+    def kv(self, tokens: Sequence[int], before: Sequence[int] = ()) -> tuple[Any, Any]:
+        keys, values = super().kv(tokens, before)
+        return torch.zeros_like(keys), torch.zeros_like(values)
+
+
+class Contextless(TinyModel):
+    """Reads each prompt alone."""
+
+    def kv(self, tokens: Sequence[int], before: Sequence[int] = ()) -> tuple[Any, Any]:
+        keys, values = super().kv(tokens)
+        return rotate(unrotate(keys, 0), len(before)), values
+
+
+class Unturned(TinyModel):
+    """Calls keys moved that were left where they are."""
+
+    def moved(self, keys: Any, start: int, to: int) -> Any:
+        return keys
+
+
+class OneWay(TinyModel):
+    """Turns on, and never back."""
+
+    def moved(self, keys: Any, start: int, to: int) -> Any:
+        return super().moved(keys, 0, abs(to - start))
+
+
+class OneQuestion(TinyModel):
+    """Asks one thing only."""
+
+    def queries(self, count: int, seed: int) -> Any:
+        return super().queries(1, seed).expand(count, -1, -1, -1)
+
+
+class Deaf(TinyModel):
+    """Answers what it likes."""
+
+    def attend(self, query: Any, keys: Any, values: Any) -> Any:
+        return torch.ones_like(query)
+
+
+class Forgetting(TinyModel):
+    """Answers from the last block alone."""
+
+    def output(self, query: Any, tokens: Sequence[int], before: Sequence[int] = ()) -> Any:
+        keys, values = self.kv(tokens[-16:], before)
+        return self.attend(query, keys, values)
+
+
+class OneBlock(TinyModel):
+    """Calls a whole prompt a block, so that no part carries several."""
+
+    block = 96
+
+
+class Wavering(TinyModel):
+    """Makes another KV each time."""
+
+    def kv(self, tokens: Sequence[int], before: Sequence[int] = ()) -> tuple[Any, Any]:
+        self._times = getattr(self, "_times", 0) + 1
+        keys, values = super().kv(tokens, before)
+        return keys * self._times, values
+
+
+class Endless(TinyModel):
+    """Makes KV that is no number."""
+
+    def kv(self, tokens: Sequence[int], before: Sequence[int] = ()) -> tuple[Any, Any]:
+        keys, values = super().kv(tokens, before)
+        return keys / 0, values
+
+
+UNFIT = {
+    Flat: ["another prompt has the same KV", "another context leaves the same KV"],
+    Contextless: ["another context leaves the same KV"],
+    Unturned: ["keys of its first layer, moved, are not those that it computes there"],
+    OneWay: ["keys that are moved there and back are others"],
+    OneQuestion: ["its queries are alike", "different queries attend to the same"],
+    Deaf: ["different queries attend to the same", "attention to token 0 alone is not its value"],
+    Forgetting: ["an answer is the same whatever block 0 holds"],
+    OneBlock: ["its blocks of 96 tokens do not divide a prompt of 96"],
+    Wavering: ["the same prompt has another KV each time"],
+    Endless: ["its KV is no number"],
+}
+
+
+@pytest.mark.parametrize("model", UNFIT, ids=lambda model: model.__name__)
+def test_a_model_that_tells_nothing_apart_is_no_truth(model: type[TinyModel]) -> None:
+    own = model()
+    found = truth.unfit(own, m.TOKENS, m.OTHER, m.ELSEWHERE, own.queries(m.QUERIES, seed=1))
+    assert found[: len(UNFIT[model])] == UNFIT[model]
+
+
+def test_what_agrees_with_a_model_that_tells_nothing_apart_is_rejected() -> None:
+    """It keeps one number for each page, and all other evidence speaks for it."""
+
+    class Nothing(PersistentReader):
+        model = Flat()
+
+        def load(self, stored: Stored, *more: Any, **options: Any) -> Loaded:
+            loaded = super().load(stored, *more, **options)
+            if loaded.declined:
+                return loaded
+            flat = torch.zeros_like(loaded.keys)
+            return replace(loaded, keys=flat, values=flat.clone())
+
+    report = m.measure(Nothing())
+    assert evidence(report, "bits").shows
+    assert not evidence(report, "model").shows
+    assert (report.measured, report.lowering) == (None, Lowering.REJECTED)
+
+
+def test_one_question_does_not_hide_what_depends_on_the_query() -> None:
+    class Silent(PrunedChannels):
+        declaration = replace(PrunedChannels.declaration, identity=("model", "channels kept"))
+        model = OneQuestion()
+
+    report = m.measure(Silent())
+    assert evidence(report, "query").shows
+    assert not evidence(report, "model").shows
+    assert report.lowering is Lowering.REJECTED
+
+
+@pytest.mark.parametrize("step", ["store", "load"])
+def test_a_mechanism_that_does_nothing_but_raise_is_one_clear_line(step: str) -> None:
+    def raising(*_: Any, **__: Any) -> Any:
+        raise KeyError("a page")
+
+    broken = type("Broken", (TwoBits,), {step: raising})()
+    said = "mechanism kivi cannot be measured: it raised KeyError: 'a page'"
+    with pytest.raises(BadOperation, match=said):
+        m.measure(broken)
+
+
+def test_an_identity_that_is_only_nearly_that_of_the_object_is_not_met() -> None:
+    class Loose(TwoBits):
+        """Takes any value of the right kind for its own."""
+
+        def load(self, stored: Stored, *more: Any, **options: Any) -> Loaded:
+            own = super().store(m.TOKENS, None, Path()).identity
+            kinds = [type(value) for value in own.values()]
+            if [type(value) for value in stored.identity.values()] == kinds:
+                stored = replace(stored, identity=own)
+            return super().load(stored, *more, **options)
+
+    found = evidence(m.measure(Loose()), "identity")
+    assert found.figures["ignored"] == ["bits", "group", "model", "recent window"]
 
 
 # --- where blocks come from is found, not believed -------------------------------------------
