@@ -7,7 +7,7 @@ shown is unknown; a profile that claims more than that is rejected (arXiv 2606.0
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -96,8 +96,7 @@ class ModeVerdict:
     @property
     def places(self) -> list[str]:
         """What it rests on: commands that run here, traces, documents."""
-        found = sorted({anchor.split(": ", 1)[1] for anchor in self.anchors})
-        return [p if p.startswith("kvclaims") else f"document: {p}" for p in found]
+        return sorted({anchor.split(": ", 1)[1] for anchor in self.anchors})
 
     @property
     def verdict(self) -> Verdict:
@@ -344,16 +343,35 @@ def depth_of_run(wanted: Probe) -> Depth:
 def _untrue_trace(
     obligation: Obligation, evidence: Evidence, engine: str | None, of: Profile | None
 ) -> Iterator[str]:
-    """A trace that says whose it is speaks of that runtime alone, and of the version that it says;
-    where a run here would speak of the runtime, the trace must say both."""
+    """`evidence` is anchored in a trace.  One that says whose it is speaks of that runtime alone,
+    and of the version that it says; where a run here would speak of the runtime, it must say both.
+    """
+    assert evidence.trace is not None
     lines = obligations.read_lines(Path(str(evidence.trace)))
     shown = obligations.shown_by(lines)
+    depth = _depth_of_trace(lines, engine)
     if obligation not in shown:
         yield f"{obligation}: no trace can show it"
+    elif evidence.way is not Way.NEARLY and DEPTH_OF[evidence.way] < depth:
+        yield (
+            f"{obligation}: trace {evidence.trace.name} is of an adapter of depth "
+            f"{depth.name.lower()}, and shows nothing that is {evidence.way}"
+        )
     elif elsewhere := _of_another(obligations.opening(lines), engine, of):
         yield f"{obligation}: {elsewhere}"
     elif not shown[obligation].holds:
         yield f"{obligation}: {shown[obligation].reason}"
+
+
+def _depth_of_trace(lines: Sequence[Mapping[str, Any]], engine: str | None) -> Depth:
+    """How deep the adapter reached that wrote a trace: only a runtime that knows claims tells of
+    them itself, and one of ours that has more than best effort in force enforces them."""
+    if engine is None:
+        return Depth.TELEMETRY
+    if engine in engines.names() and engines.find(engine).package is None:
+        return Depth.NONE
+    told = {str(line["protection"]) for line in lines if line.get("protection") is not None}
+    return Depth.POLICY if told - {Protection.BEST_EFFORT} else Depth.TELEMETRY
 
 
 def _of_another(opening: Mapping[str, Any], engine: str | None, of: Profile | None) -> str:
@@ -383,7 +401,7 @@ def _place(evidence: Evidence) -> str:
         return f"trace {evidence.trace.name}"
     if evidence.document is not None:
         own = evidence.document
-        return f"{own.title} {own.version}, {own.place}"
+        return f"document: {own.title} {own.version}, {own.place}"
     return "no anchor"
 
 

@@ -746,6 +746,10 @@ def test_the_verdict_of_each_row_flips_with_what_it_rests_on(name: str, mode: Mo
                 assert f"nothing shows {obligation}" in less.reasons
                 honest = replace(mode, evidence=rest, claims=Lowering.UNKNOWN)
                 assert lower.judge(honest, holds, engine).lowering is Lowering.UNKNOWN
+            for wanted in {e.probe for e in mode.evidence.values() if e.probe is not None}:
+                broken = lower.judge(mode, lambda p, w=wanted: (holds, fails)[p == w](p), engine)
+                assert broken.lowering is Lowering.REJECTED
+                assert any(f"{wanted.program} is violated" in reason for reason in broken.reasons)
 
 
 def test_without_the_run_that_refutes_it_a_weaker_mode_is_only_not_shown() -> None:
@@ -1025,6 +1029,43 @@ def test_an_engine_that_cannot_be_imported_has_shown_nothing(
     result = lower.probe.__wrapped__(Probe("reference", "L1"))
     assert result.verdict is Verdict.UNKNOWN
     assert result.says == "litmus L1 on reference cannot run here (it cannot be imported)"
+
+
+@pytest.mark.parametrize(
+    ("engine", "way", "protection", "lowering"),
+    [
+        ("vllm", Way.OWN, "best_effort", Lowering.REJECTED),
+        ("vllm", Way.JOINED, "best_effort", Lowering.OBSERVATIONAL),
+        ("vllm", Way.JOINED, "hard_protected", Lowering.REJECTED),
+        ("vllm", Way.STEERED, "hard_protected", Lowering.POLICY),
+        ("vllm", Way.NEARLY, "hard_protected", Lowering.APPROXIMATE),
+        ("reference", Way.OWN, "hard_protected", Lowering.NATIVE),
+        (None, Way.OWN, "best_effort", Lowering.REJECTED),
+        (None, Way.JOINED, "offloadable", Lowering.OBSERVATIONAL),
+        ("vllm", Way.OWN, ["hard_protected"], Lowering.REJECTED),
+    ],
+)
+def test_a_trace_that_an_adapter_wrote_shows_nothing_of_the_engines_own(
+    tmp_path: Path, engine: str | None, way: Way, protection: Any, lowering: Lowering
+) -> None:
+    trace = changed(good_trace(), "resident_claim_submitted", protection=protection)
+    profile = offloadable(tmp_path, opened(trace, engine or "connector", "1"))
+    (mode,) = profile.modes
+    evidence = {o: replace(one, way=way) for o, one in mode.evidence.items()}
+    more = replace(mode, evidence=evidence, depth=Depth.POLICY, claims=Lowering.APPROXIMATE)
+    (judged,) = lower.lower(replace(profile, engine=engine, modes=(more,)), holds).modes
+    assert judged.lowering is lowering
+    if lowering is Lowering.REJECTED:
+        assert all(reason.endswith(f"and shows nothing that is {way}") for reason in judged.reasons)
+
+
+def test_what_a_verdict_rests_on_is_called_what_it_is(tmp_path: Path) -> None:
+    """Neither a trace nor a document is taken for a run, whatever it is called."""
+    (mode,) = lower.lower(offloadable(tmp_path, good_trace()), holds).modes
+    assert mode.places == ["trace trace.jsonl"]
+    read = Document("kvclaims litmus L3 --engine vllm", "1", "there")
+    judged = lower.judge(mode_with(Way.JOINED, Depth.TELEMETRY, document=read), holds)
+    assert judged.places == ["document: kvclaims litmus L3 --engine vllm 1, there"]
 
 
 def test_a_verdict_says_what_it_owes_and_rests_on() -> None:

@@ -109,6 +109,18 @@ def test_a_verdict_falls_with_its_evidence(
     assert less.verdict is Verdict.UNKNOWN
 
 
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_a_verdict_falls_where_its_evidence_speaks_against_it(
+    reports: dict[str, m.MechanismReport], name: str
+) -> None:
+    whole = reports[name]
+    for needed in set(whole.rests_on) - {"query", "leans"}:
+        against = tuple(replace(e, shows=e.shows and e.name != needed) for e in whole.evidence)
+        less = replace(whole, evidence=against)
+        assert (less.lowering, less.verdict) == (Lowering.REJECTED, Verdict.VIOLATED), needed
+        assert not any(ask.granted for ask in less.asks)
+
+
 def test_what_a_mechanism_depends_on_is_said_to_be_declared(
     reports: dict[str, m.MechanismReport],
 ) -> None:
