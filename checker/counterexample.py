@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from kvclaims.checker.layouts import LayoutPool
 from kvclaims.checker.supervise import Program
 from kvclaims.checker.verdicts import Violation
 from kvclaims.spec.content import Content
@@ -111,22 +112,22 @@ _NEEDED: Final = ("usable", "block_size", "defer_limit")
 def pool_json(config: PoolConfig) -> dict[str, Any]:
     """A pool as it stands in a file: what is not plain beside the three numbers of every pool."""
     plain = vars(PoolConfig(config.usable))
-    told = {n: v for n, v in vars(config).items() if n in _NEEDED or v != plain[n]}
+    told = {n: v for n, v in vars(config).items() if n in _NEEDED or v != plain.get(n)}
     return {n: list(v) if isinstance(v, tuple) else v for n, v in told.items()}
 
 
 def read_pool(raw: object) -> PoolConfig:
     """Read a pool; `BadOperation` where something is missing, unknown or of another kind."""
-    names = set(vars(PoolConfig(1)))
+    names = set(vars(LayoutPool(1)))
     if not isinstance(raw, dict) or not set(_NEEDED) <= set(raw) <= names:
         raise BadOperation("pool must have whole numbers usable, block_size and defer_limit")
     fields: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in raw.items()}
     for name, value in fields.items():
         numbers = value if name == "windows" else (value,)
-        kind = str if name == "policy" else int
+        kind = str if name in ("policy", "layout") else int
         if not isinstance(numbers, tuple) or any(type(n) is not kind for n in numbers):
             raise BadOperation(f"pool: {name} is of another kind")
-    return PoolConfig(**fields)
+    return LayoutPool(**fields) if "layout" in fields else PoolConfig(**fields)
 
 
 def _text(raw: dict[str, Any], name: str) -> str:

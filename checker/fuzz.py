@@ -37,6 +37,7 @@ from kvclaims.checker.counterexample import (
     simplest,
 )
 from kvclaims.checker.drawing import CODE, POOL_CODE, Drawer, draw_config
+from kvclaims.checker.layouts import SHARE, Tally, judge, layouts_of, run_program
 from kvclaims.checker.scenes import scenes
 from kvclaims.checker.supervise import (
     Crash,
@@ -45,7 +46,6 @@ from kvclaims.checker.supervise import (
     features_of,
     open_supervised,
     oracle_for,
-    supervise,
     warm_up,
 )
 from kvclaims.checker.verdicts import Progress, Violation, counted
@@ -83,6 +83,12 @@ FLOOR_FROM: Final = 1000
 
 SHRINK_S: Final = 60.0
 """Seconds in which a failure is made shorter."""
+
+LAYOUT_PART: Final = 0.2
+"""Of the time for fuzzing, what runs of arrangements of KV groups take."""
+
+MOST_ROUNDS: Final = 1000
+"""Runs of each arrangement, where only time ends them."""
 
 PRESSURE: Final = {
     "active_request_refused": 4,
@@ -142,6 +148,8 @@ class _Session:
     edges: Counter[tuple[str, str]] = field(default_factory=Counter)
     allowed: Counter[str] = field(default_factory=Counter)
     not_exposed: dict[str, None] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
+    """Of the arrangements of KV groups."""
     failure: tuple[Program, Violation] | None = None
     is_over: bool = False
 
@@ -248,6 +256,8 @@ class FuzzReport:
     program: Program | None = None
     finding: Violation | None = None
     file: Path | None = None
+    arranged: Tally = field(default_factory=Tally)
+    """What was done to the engine's arrangements of KV groups."""
     unwritten: str = ""
     """Why the counterexample could not be written; the finding stands all the same."""
 
@@ -291,6 +301,10 @@ class FuzzReport:
             "floor": self.floor,
             "never_fired": list(self.never_fired),
             "known": dict(self.allowed),
+            "arrangements": {
+                name: getattr(self.arranged, name)
+                for name in ("runs", "operations", "steps", "reads")
+            },
             "violations": violations,
             "not_exposed": list(self.not_exposed),
         }
@@ -306,6 +320,12 @@ class FuzzReport:
             f"{counted(self.reads, 'block')} read, {counted(self.edges, 'edge')} "
             "of step and situation"
         )
+        if self.arranged.runs:
+            yield (
+                f"  KV groups of many kinds: {counted(self.arranged.runs, 'run')}, "
+                f"{counted(self.arranged.operations, 'operation')}, "
+                f"{counted(self.arranged.steps, 'step')}, {counted(self.arranged.reads, 'read')}"
+            )
         if self.never_fired:
             yield f"  never taken: {', '.join(self.never_fired)}"
         if self.verdict is Verdict.VACUOUS:
@@ -403,7 +423,8 @@ def fuzz(
         edges=len(session.edges),
         floor=floor,
         never_fired=never,
-        allowed=dict(session.allowed),
+        allowed=dict(session.allowed + session.tally.known),
+        arranged=session.tally,
         not_exposed=tuple(session.not_exposed),
         seconds=spent,
         cpu_seconds=used,
@@ -442,13 +463,37 @@ def _rare(session: _Session) -> None:
     for scene in scenes(file) if file is not None else ():
         program = Program(scene.config, scene.operations)
         try:
-            found = supervise(session.engine, session.oracle, program, session.permitted)
+            found = run_program(session.engine, session.oracle, program, session.permitted)
         except NotExposed as error:
             session.not_exposed[f"pool: {error}"] = None
             continue
         if found:
             session.failure = (program, found[0])
             return
+
+
+def _arranged(session: _Session, seed: int) -> None:
+    """Runs of the engine's own arrangements of KV groups, the same number of each and beside the
+    budget; in a budget of time they take a fixed part of it."""
+    layouts = layouts_of(session.engine)
+    if layouts is None or session.failure is not None:
+        return
+    begun = time.monotonic()
+    until = None if session.until is None else begun + (session.until - begun) * LAYOUT_PART
+    rounds = MOST_ROUNDS if session.limit is None else max(1, session.limit // SHARE)
+    for number in range(rounds):
+        for name in layouts.names():
+            if until is not None and time.monotonic() > until:
+                return
+            program = layouts.draw(name, f"{name}/{seed}/{number}")
+            try:
+                found = judge(session.engine, program, session.permitted, session.tally)
+            except NotExposed as error:
+                session.not_exposed[str(error)] = None
+                continue
+            if found:
+                session.failure = (program, found[0])
+                return
 
 
 def _session(engine: Engine, ways: Ways, progress: Progress) -> _Session:
@@ -481,6 +526,7 @@ def search(session: _Session, seed: int, examples: Path | None = None) -> None:
             raise BadOperation(f"cannot write {examples}: {error.strerror}") from None
         kept = DirectoryBasedExampleDatabase(examples)
     _rare(session)
+    _arranged(session, seed)
     for batch in count() if session.failure is None else ():
         try:
             with _own_storage():
@@ -549,10 +595,10 @@ def reduced(session: _Session) -> tuple[Program, Violation]:
     def breaks(program: Program) -> tuple[Violation, ...]:
         if time.monotonic() > until:
             return ()  # as short as the time allowed: nothing shorter is tried any more
-        return supervise(session.engine, session.oracle, program, session.permitted)
+        return run_program(session.engine, session.oracle, program, session.permitted)
 
     program = simplest(shortest(found_program, rule, breaks), rule, breaks)
-    found = supervise(session.engine, session.oracle, program, session.permitted)
+    found = run_program(session.engine, session.oracle, program, session.permitted)
     if found and found[0].rule == rule:
         return program, found[0]
     return found_program, finding

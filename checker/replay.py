@@ -12,8 +12,9 @@ from kvclaims.checker import engines, faults
 from kvclaims.checker.baseline import allowing, own_findings
 from kvclaims.checker.counterexample import Counterexample, operations_json, read
 from kvclaims.checker.fuzz import shown
+from kvclaims.checker.layouts import LayoutPool, run_program
 from kvclaims.checker.locating import Place, locate
-from kvclaims.checker.supervise import oracle_for, supervise
+from kvclaims.checker.supervise import oracle_for
 from kvclaims.checker.verdicts import Violation
 from kvclaims.spec.interface import EngineInfo
 from kvclaims.spec.vocabulary import RULES, Verdict
@@ -87,6 +88,7 @@ def replay(path: Path, engine: str | None = None) -> ReplayReport:
     with planted:
         others = [k for k in own_findings(found) if k.rule != example.rule]
         allowed = allowing(found, others)
-        findings = supervise(found, oracle_for(found), example.program, allowed)
-        places = locate(found, example.program, findings[0]) if findings else ()
+        findings = run_program(found, oracle_for(found), example.program, allowed)
+        located = findings and not isinstance(example.program.config, LayoutPool)
+        places = locate(found, example.program, findings[0]) if located else ()
     return ReplayReport(path, info, example, findings, places)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kvclaims.checker.layouts import LayoutPool
 from kvclaims.spec.interface import BadOperation, PoolConfig
 from kvclaims.spec.operations import Operation, parse
 
@@ -24,8 +25,11 @@ class Scene:
     refused: frozenset[int] = frozenset()
 
 
-def _pool(raw: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in raw.items()}
+def _pool(raw: dict[str, Any]) -> PoolConfig:
+    fields: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in raw.items()
+    }
+    return LayoutPool(**fields) if "layout" in fields else PoolConfig(**fields)
 
 
 def scenes(file: Path = FILE) -> tuple[Scene, ...]:
@@ -35,7 +39,7 @@ def scenes(file: Path = FILE) -> tuple[Scene, ...]:
         return tuple(
             Scene(
                 one["shows"],
-                PoolConfig(**_pool(one["pool"])),
+                _pool(one["pool"]),
                 tuple(map(parse, one["do"])),
                 frozenset(one.get("refused", ())),
             )

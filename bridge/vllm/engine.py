@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from kvclaims.checker.engines import first_line
+from kvclaims.checker.layouts import Layouts
 from kvclaims.spec.interface import EngineInfo, EngineMissing, Feature, PoolConfig, Runtime
 
 INSTALL: Final = "pip install 'kvclaims[vllm]' (or, without a GPU: make setup ENGINE=vllm)"
@@ -118,6 +119,14 @@ class InProcessEngine:
     """What unpatched vLLM breaks, known by name (`kvclaims.checker.baseline`)."""
     situations: Path = Path(__file__).parent / "situations.toml"
     """What random operations rarely meet: fuzzing begins with it (`kvclaims.checker.scenes`)."""
+
+    @property
+    def layouts(self) -> Layouts:
+        """Arrangements of KV groups that no pool of the runtime interface has words for."""
+        from kvclaims.bridge.vllm.layouts import VllmLayouts
+
+        return VllmLayouts()
+
     drafts_like_reference: ClassVar[bool] = False
     """vLLM pads the first step of a request that lacks one token only as if it had drafts."""
     allocator_calls: ClassVar[Mapping[str, str]] = ALLOCATOR_CALLS

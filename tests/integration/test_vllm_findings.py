@@ -15,6 +15,7 @@ pytestmark = NEEDS_VLLM
 
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
 SHOWN = {
+    "copied_before_computed": "BROKEN B4",
     "double_release": "BROKEN B2 B5",
     "failed_assert": "BROKEN B9 B1",
     "never_computed_hit": "BROKEN B4 L7",

@@ -1,0 +1,76 @@
+"""A KV connector of vLLM's own interface for any arrangement of KV groups: it offers tokens.
+
+vLLM makes it, asks it how many tokens it has beyond those found on the device, and tells it which
+blocks they go into.  `GroupedRun` fills these: before the step that reads them, or later.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    SupportsHMA,
+)
+
+
+class OfferingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """The scheduler's side.  Who drives it sets what is set here."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.offers: dict[str, int] = {}
+        """Request → leading tokens that there are for it."""
+        self.waits = False
+        """Whether a request waits while it is loaded."""
+        self.completes = False
+        """Whether it brings the states that a group lacks at the end of what is found."""
+        self.started: dict[str, tuple[int, int, tuple[tuple[int, ...], ...]]] = {}
+        """Request → the tokens of its load, from and to, and its tables."""
+
+    @property
+    def supports_divergent_local_hybrid_hits(self) -> bool:
+        return self.completes
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        offered = min(self.offers.get(request.request_id, 0), int(request.num_tokens) - 1)
+        news = max(0, offered - num_computed_tokens)
+        return news, self.waits and news > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if num_external_tokens > 0:
+            end = min(self.offers[request.request_id], int(request.num_tokens) - 1)
+            tables = tuple(map(tuple, blocks.get_block_ids()))
+            self.started[request.request_id] = (end - num_external_tokens, end, tables)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:  # noqa: ARG002
+        return KVConnectorMetadata()
+
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:  # noqa: ARG002
+        return False, None
+
+    def request_finished_all_groups(
+        self,
+        request: Any,  # noqa: ARG002
+        block_ids: Any,  # noqa: ARG002
+    ) -> tuple[bool, None]:
+        return False, None
+
+    # The worker's side is elsewhere: vLLM asks for it, and nothing here calls it.
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        raise NotImplementedError
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        raise NotImplementedError
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        raise NotImplementedError
+
+    def wait_for_save(self) -> None:
+        raise NotImplementedError
