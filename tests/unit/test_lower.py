@@ -752,6 +752,13 @@ def test_the_verdict_of_each_row_flips_with_what_it_rests_on(name: str, mode: Mo
                 assert any(f"{wanted.program} is violated" in reason for reason in broken.reasons)
 
 
+def test_what_hicache_keeps_on_the_host_it_promises_to_nobody() -> None:
+    (tier,) = (m for m in profiles.load("sglang").modes if m.protection is Protection.OFFLOADABLE)
+    judged = lower.judge(tier, holds)
+    assert judged.lowering is Lowering.UNKNOWN
+    assert "restorability, restoration_failure_outcome" in judged.reasons[0]
+
+
 def test_without_the_run_that_refutes_it_a_weaker_mode_is_only_not_shown() -> None:
     (hard,) = (m for m in profiles.load("sglang").modes if m.protection is Protection.HARD)
     assert lower.judge(hard, holds).lowering is Lowering.REJECTED
