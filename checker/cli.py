@@ -284,6 +284,29 @@ class _Seconds(click.FloatRange):
 _SECONDS: Final = _Seconds(min=0, min_open=True)
 
 
+class _Source(click.Path):
+    """A file that is read to its end: what may have none, a pipe or a device, is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = cast("Path", super().convert(value, param, ctx))
+        _has_an_end(path)
+        return path
+
+
+def _sources(
+    _context: click.Context, _parameter: click.Parameter, value: str | tuple[str, ...] | None
+) -> str | tuple[str, ...] | None:
+    """The same for what may be a name, an address or a file."""
+    for one in (value,) if isinstance(value, str) else value or ():
+        _has_an_end(Path(one))
+    return value
+
+
+def _has_an_end(path: Path) -> None:
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise BadOperation(f"{path}: not a regular file")
+
+
 class _Target(click.Path):
     """Where a result will be written: that it can be is looked at before the work begins.
 
@@ -314,6 +337,7 @@ def _traces(
     _context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]
 ) -> tuple[Path | str, ...]:
     """Files, and as texts the endpoints of publishers, such as tcp://127.0.0.1:5557."""
+    _sources(_context, _parameter, value)
     return tuple(one if "://" in one else Path(one) for one in value)
 
 
@@ -434,7 +458,7 @@ def prove(
 )
 @click.option(
     "--resume",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=_Source(path_type=Path, dir_okay=False),
     help="Go on from this checkpoint.",
 )
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where torch computes.")
@@ -546,7 +570,7 @@ def twins(progress: Progress) -> Report:
 
 
 @commands.command()
-@click.argument("programs", nargs=-1, metavar="[PROGRAM]...")
+@click.argument("programs", nargs=-1, metavar="[PROGRAM]...", callback=_sources)
 @click.option("--engine", default=engines.REFERENCE, show_default=True, help="Engine to run on.")
 @click.option("--trace", "trace_file", type=_Target(), help="Write the traces to this file.")
 @_checks
@@ -588,7 +612,7 @@ def litmus(
 )
 @click.option(
     "--baseline",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=_Source(path_type=Path, dir_okay=False),
     help="File of known findings that are allowed, by name (default: the engine's own).",
 )
 @click.option("--no-baseline", is_flag=True, help="Allow no finding.")
@@ -641,7 +665,7 @@ def fuzz(
 
 
 @commands.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=_Source(path_type=Path))
 @click.option("--engine", help="Engine to run on (default: the one that the file names).")
 @_checks
 @_engine_path
@@ -669,7 +693,7 @@ def faults(engine: str, output: Path, progress: Progress) -> Report:
 @click.argument("traces", nargs=-1, required=True, callback=_traces)
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0, min_open=True, max=86_400),
+    type=_Seconds(min=0, min_open=True, max=86_400),
     default=10.0,
     show_default=True,
     help="How long to listen to an endpoint.",
@@ -724,7 +748,7 @@ def _audited(traces: Sequence[Path], workers: int, progress: Progress) -> Report
 
 
 @commands.command()
-@click.argument("profiles", nargs=-1, metavar="[PROFILE]...")
+@click.argument("profiles", nargs=-1, metavar="[PROFILE]...", callback=_sources)
 @click.option("--mechanism", multiple=True, help="Mechanism to measure, such as kivi; or all.")
 @click.option(
     "--without", multiple=True, metavar="EVIDENCE", help="Leave evidence out: the verdict falls."
@@ -779,7 +803,7 @@ def lower(
 )
 @click.option(
     "--baseline",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=_Source(path_type=Path, dir_okay=False),
     help="File of known findings that are allowed, by name (default: the engine's own).",
 )
 @click.option(
@@ -811,7 +835,7 @@ def elastic() -> None:
 
 
 @elastic.command()
-@click.option("--model", help="A config.json, its folder, or a preset: 7b, 32b.")
+@click.option("--model", callback=_sources, help="A config.json, its folder, or a preset: 7b, 32b.")
 @click.option("--memory", type=float, help="Memory of a device, GiB (default: 39.39).")
 @click.option("--utilization", type=float, help="Share of it that the engine uses (default: 0.9).")
 @click.option("--tensor-parallel", type=int, help="Devices (default: 1).")
@@ -867,7 +891,7 @@ def demo(pace: float, progress: Progress) -> Report:
 
 
 @commands.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=_Source(path_type=Path))
 @click.option(
     "--output",
     type=_Target(makes_folders=True),
@@ -886,7 +910,7 @@ def report(file: Path, output: Path, run_id: str | None, progress: Progress) -> 
 
 
 @commands.command()
-@click.argument("source", metavar="TRACE|URL")
+@click.argument("source", metavar="TRACE|URL", callback=_sources)
 @click.option("--once", is_flag=True, help="Print one snapshot and end.")
 @click.option(
     "--every", type=_SECONDS, default=1.0, show_default=True, help="Seconds between two looks."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import socket
 import threading
 from pathlib import Path
@@ -29,6 +30,8 @@ def test_seconds_are_finite(value: str, capsys: pytest.CaptureFixture[str]) -> N
     assert "not a finite number" in fails(
         ["fuzz", "--engine", "reference", "--seconds", value], capsys
     )
+    said = fails(["audit", "tcp://127.0.0.1:1", "--seconds", value], capsys)
+    assert "not a finite number" in said or "not in the range" in said
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5_000])
@@ -74,7 +77,7 @@ def names(command: list[str]) -> str:
 
 
 @pytest.mark.parametrize("command", READS, ids=names)
-@pytest.mark.parametrize("kind", ["missing", "junk", "folder"])
+@pytest.mark.parametrize("kind", ["missing", "junk", "folder", "pipe"])
 def test_what_cannot_be_read_is_one_line_with_its_name(
     command: list[str],
     kind: str,
@@ -88,6 +91,8 @@ def test_what_cannot_be_read_is_one_line_with_its_name(
         file.write_bytes(JUNK)
     elif kind == "folder":
         file.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(file)  # nobody will ever write to it
     assert file.stem in fails([*command, str(file)], capsys)
     assert [path for path in tmp_path.rglob("*") if path != file] == []  # nothing is left behind
 
