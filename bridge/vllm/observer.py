@@ -504,7 +504,7 @@ class PoolObserver:
     def _drop(self, name: str, block: int) -> None:
         deferred = name == UNNAMED and block in self._leaving
         if deferred:
-            name = self._leaving[block].pop()
+            name = self._leaving[block].pop(0)  # in the order in which they are freed
             if not self._leaving[block]:
                 del self._leaving[block]
         held = self.held.get(name, [])

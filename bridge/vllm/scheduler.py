@@ -100,8 +100,9 @@ class ClaimEnforcer(Reactions):
         """Where claims are made and told of while serving; then ended requests are forgotten."""
         self._withheld = 0
         self._blocked: Blocked | None = None
-        self._fresh: dict[str, None] = {}
-        self._in_flight: deque[dict[str, None]] = deque()
+        self._fresh: dict[tuple[str, int], None] = {}
+        """Contents and the blocks that they became visible in since the last step began."""
+        self._in_flight: deque[dict[tuple[str, int], None]] = deque()
         self._unwritten: set[int] = set()
         self._resetting: str | None = None
         self._admitting: tuple[Any, int, int] | None = None
@@ -259,7 +260,7 @@ class ClaimEnforcer(Reactions):
         return self.book.freed(block)
 
     def registered(self, block: int, key: str) -> None:
-        self._fresh[key] = None
+        self._fresh[key, block] = None
         self._unwritten.add(block)
         if self.offloading is not None:
             self.offloading.registered(block, key)
@@ -477,11 +478,14 @@ class ClaimEnforcer(Reactions):
 
     def written(self) -> None:
         """The oldest step in flight has ended: its KV is written, claims cover it (L7)."""
-        keys = self._in_flight.popleft() if self._in_flight else {}
-        keys.update(self._fresh)
+        ended = self._in_flight.popleft() if self._in_flight else {}
+        ended.update(self._fresh)
         self._fresh = {}
-        for key in keys:
-            self._unwritten.difference_update(self.observer.where.get(key, ()))
+        keys: dict[str, None] = {}
+        for key, block in ended:
+            keys[key] = None
+            if block in self.observer.where.get(key, ()):
+                self._unwritten.discard(block)
         with self.observer.operation():
             self.book.written(keys)
 

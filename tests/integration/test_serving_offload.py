@@ -216,12 +216,16 @@ def test_a_failed_load_that_nobody_claims_is_blamed_on_nobody(shop: Shop) -> Non
 
 def compute(shop: Shop, request: str, label: str, blocks: int) -> None:
     """A request that reads no cache: it computes what the tier has."""
+    arrive(shop, request, label, blocks)
+    shop.pool.run()
+
+
+def arrive(shop: Shop, request: str, label: str, blocks: int) -> None:
     tokens = tokens_of((Segment(label, blocks), Segment("z", 0, 1)), SIZE)
     made = shop.pool.driver.request(RequestSpec(request, tokens), {})
     made.skip_reading_prefix_cache = True
     shop.monitor.introduce(REQUEST, request, True)
     shop.pool.driver.add(made)
-    shop.pool.run()
 
 
 def test_content_that_is_computed_again_is_not_restored(shop: Shop) -> None:
@@ -477,6 +481,45 @@ def test_a_fault_on_the_device_leaves_what_the_tier_has(shop: Shop) -> None:
     shop.close()
 
 
+def test_who_was_aborted_first_lets_go_first(tmp_path: Path) -> None:
+    """Blocks of two requests come back when steps under way have ended, shared ones twice."""
+    from vllm.v1.request import RequestStatus
+
+    shop = Shop(tmp_path, in_flight=2)
+    driver, held = shop.pool.driver, shop.pool.enforcer.observer.held
+    for request, more in (("one", 1), ("two", 2)):
+        shop.ask(request, "A", 4, more=more, answer=9)
+        driver.dispatch()
+    shop.pool.scheduler.finish_requests("one", RequestStatus.FINISHED_ABORTED)
+    driver.complete()
+    driver.dispatch()
+    shop.pool.scheduler.finish_requests("two", RequestStatus.FINISHED_ABORTED)
+    driver.complete()
+    assert {name: len(blocks) for name, blocks in held.items() if blocks} == {"two": 5}
+    assert shop.told("active_request_aborted") == ["active_request_aborted"]
+    driver.complete()
+    shop.close()
+
+
+def test_a_second_copy_is_written_when_its_own_step_has_ended(tmp_path: Path) -> None:
+    """Two steps under way write the same: the end of the first says nothing of the other."""
+    shop = Shop(tmp_path, in_flight=2)
+    driver, enforcer = shop.pool.driver, shop.pool.enforcer
+    shop.ask("one", "A", 3)
+    driver.dispatch()
+    arrive(shop, "two", "A", 3)
+    driver.dispatch()
+    for written in (3, 6):
+        driver.complete()
+        found = enforcer.observer.where.items()
+        blocks = [(block, fingerprint(key)) for key, blocks in found for block in blocks]
+        assert len(blocks) == 6
+        right = [block for block, digest in blocks if driver.fingerprint((block,)) == (digest,)]
+        assert [block for block, _ in blocks if enforcer.is_written(block)] == right
+        assert len(right) == written
+    shop.close()
+
+
 def test_two_steps_in_flight(tmp_path: Path) -> None:
     shop = Shop(tmp_path, in_flight=2)
     driver = shop.pool.driver
@@ -486,7 +529,7 @@ def test_two_steps_in_flight(tmp_path: Path) -> None:
             if not shop.pool.scheduler.has_requests():
                 return
             driver.dispatch()
-            if len(driver._flying) == 2:
+            if len(driver.flying) == 2:
                 driver.complete()
         raise AssertionError("it does not end")
 
@@ -494,7 +537,7 @@ def test_two_steps_in_flight(tmp_path: Path) -> None:
     for request, label, blocks in (("cache", "A", 8), ("press", "P", 17), ("again", "A", 8)):
         shop.ask(request, label, blocks)
         run()
-        while driver._flying:
+        while driver.flying:
             driver.complete()
     assert shop.phase("c") == "materialized"
     assert shop.holds("A", 8)
