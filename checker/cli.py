@@ -621,6 +621,11 @@ def litmus(
     type=_Target(is_folder=True),
     help="Folder in which examples are kept for later runs, which begin with them.",
 )
+@click.option(
+    "--tier",
+    is_flag=True,
+    help="Random acts on offloadable claims and the files that keep them.",
+)
 @_output
 @_checks
 @_engine_path
@@ -635,6 +640,7 @@ def fuzz(
     baseline: Path | None,
     no_baseline: bool,
     examples: Path | None,
+    tier: bool,
     output: Path,
     progress: Progress,
 ) -> Report:
@@ -643,11 +649,16 @@ def fuzz(
     On N workers N seeds are tried, from --seed on.
     """
     from kvclaims.checker import fuzz as fuzzer
+    from kvclaims.checker import tiers
 
     if steps is not None and seconds is not None:
         raise click.UsageError("give --steps or --seconds, not both")
     if baseline is not None and no_baseline:
         raise click.UsageError("give --baseline or --no-baseline, not both")
+    if tier:
+        if workers or floor is not None or baseline is not None or no_baseline or examples:
+            raise click.UsageError("--tier goes with --steps or --seconds, --seed and --output")
+        return tiers.fuzz(engine, steps, seconds, seed, progress, output)
     if workers:
         from kvclaims.checker.distributed import fuzz_seeds
 
@@ -672,8 +683,12 @@ def fuzz(
 def replay(file: Path, engine: str | None, progress: Progress) -> Report:
     """Run the operations of a counterexample FILE again."""
     from kvclaims.checker import replay as replayer
+    from kvclaims.checker import tiers
 
     progress(f"replaying {file.name}")
+    run_of_tier = tiers.read(file)
+    if run_of_tier is not None:
+        return tiers.replay(file, run_of_tier, engine)
     return replayer.replay(file, engine)
 
 

@@ -17,14 +17,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from rich.table import Table
 from rich.text import Text
 
-from kvclaims.checker import children, engines, gatefiles
+from kvclaims.checker import children, engines, gatefiles, tiers
 from kvclaims.checker.baseline import read_baseline
 from kvclaims.checker.verdicts import EXIT_WRONG_USE, Progress, counted, worst
 from kvclaims.spec.interface import BadOperation, EngineMissing
@@ -32,6 +32,9 @@ from kvclaims.spec.vocabulary import Verdict
 
 WORKERS: Final = 2
 """Processes at a time: the gate is sized for two cores."""
+
+TIER_ACTS: Final = 6000
+"""Acts on an engine's tier, where it has one: a few seconds of them."""
 
 TIME_LIMIT_S: Final = 900
 """A part that takes longer is ended and reported as UNKNOWN."""
@@ -80,11 +83,13 @@ class Part:
     data: Mapping[str, Any]
     missing: str = ""
     error: str = ""
+    of: str = ""
+    """Which part of the engine, where it is not the whole."""
 
     @property
     def name(self) -> str:
         title = _TITLES.get(self.command, self.command)
-        return f"{title} {self.engine}" if self.engine else title
+        return " ".join(filter(None, (title, self.engine, self.of)))
 
     @property
     def shown(self) -> str:
@@ -396,6 +401,10 @@ def _engine_job(
         options += ["--output", str(trace.parent)]
         options += ["--baseline", str(baseline)] if baseline else []
         parts = [programs, _run("fuzz", name, options, board)]
+        if tiers.has_tier(engines.find(name)):
+            tier = ["--tier", "--steps", str(TIER_ACTS), "--seed", str(seed)]
+            found = _run("fuzz", name, [*tier, "--output", str(trace.parent)], board)
+            parts.append(replace(found, of="tier"))
         if engines.find(name).faults is not None:
             faults = _run("faults", name, ["--output", str(trace.parent)], board)
             parts.append(faults)

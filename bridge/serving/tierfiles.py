@@ -149,6 +149,11 @@ class TierFiles:
         """Remove all copies and let others use the folder; idempotent."""
         if self._lock >= 0:
             self.clear()
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Let others use the folder, with what is in it; idempotent."""
+        if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 

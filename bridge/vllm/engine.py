@@ -18,6 +18,7 @@ from typing import ClassVar, Final
 
 from kvclaims.checker.engines import first_line
 from kvclaims.checker.layouts import Layouts
+from kvclaims.checker.tiers import TierFuzzer
 from kvclaims.spec.interface import EngineInfo, EngineMissing, Feature, PoolConfig, Runtime
 
 INSTALL: Final = "pip install 'kvclaims[vllm]' (or, without a GPU: make setup ENGINE=vllm)"
@@ -160,6 +161,17 @@ class InProcessEngine:
             from kvclaims.bridge.vllm.runtime import open_in_process
 
         return open_in_process(self.name, config, run_id)
+
+    def tier_fuzzer(self) -> TierFuzzer:
+        """What fuzzes offloadable claims here, and the files that keep them."""
+        info = self.info()
+        from kvclaims.bridge.vllm import setup
+
+        setup.quieten(setup.ALONE)
+        with _imports(info.path):
+            from kvclaims.bridge.vllm import tierfuzz
+
+        return tierfuzz
 
 
 @dataclass(frozen=True)

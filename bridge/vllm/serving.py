@@ -80,6 +80,10 @@ class Serving:
             if self._files is not None:
                 self._files.close()
 
+    def listen(self, sink: Callable[[Event], None]) -> None:
+        """Hear every event from now on."""
+        self._sinks.append(sink)
+
     def flush(self) -> None:
         if self._files is not None:
             self._files.flush()

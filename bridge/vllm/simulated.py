@@ -66,11 +66,20 @@ def _probed(config: PoolConfig) -> Iterator[None]:
         yield
     except (ImportError, TypeError, ValueError, AttributeError) as error:
         asked = [name for name in ("drafts", "connector") if getattr(config, name)]
+        asked += ["a tier"] if config.host_blocks else []
         asked += ["windows"] if config.windows != (0,) else []
         if not asked:
             raise
         told = f"{' and '.join(asked)}, in this version: {first_line(error)}"
         raise NotExposed(told) from error
+
+
+def _check_tier() -> None:
+    """Whether this version asks a connector for what it still has to do; raises where not."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+    if not hasattr(KVConnectorBase_V1, "has_pending_push_work"):
+        raise AttributeError("connectors have no has_pending_push_work")
 
 
 class SimulatedMemory:
@@ -230,6 +239,8 @@ class SimulatedDriver:
             raise NotExposed("a connector beside that of the tier")
         kind = AsyncClaimScheduler if config.in_flight > 1 else ClaimScheduler
         with _probed(config):
+            if config.host_blocks:
+                _check_tier()
             self.scheduler = setup.make_scheduler(
                 kind,
                 config.usable,
@@ -259,7 +270,12 @@ class SimulatedDriver:
         self._chains: dict[str, ContentChain] = {}
         self._domains: dict[str, str] = {}
         self._accepts: dict[str, int] = {}
-        self._flying: deque[Step] = deque()
+        self.flying: deque[Step] = deque()
+        """Steps that were dispatched and are not complete, the oldest first."""
+
+    def use_store(self, store: Store) -> None:
+        """Keep the tier's copies there from now on."""
+        self.tier = SimulatedTier(self._memory, store)
 
     def request(self, spec: RequestSpec, extra_args: dict[str, Any]) -> Any:
         if spec.external and self._connector is None:
@@ -294,24 +310,24 @@ class SimulatedDriver:
         self.scheduler.add_request(request)
 
     def step(self) -> None:
-        while self._flying:
+        while self.flying:
             self.complete()
         self.dispatch()
         self.complete()
 
     def dispatch(self) -> None:
-        if len(self._flying) >= self._config.in_flight:
+        if len(self.flying) >= self._config.in_flight:
             raise BadOperation(f"{self._config.in_flight} steps are in flight")
         output = self.scheduler.schedule()
         work = tuple(self._plan(r, n, output) for r, n in output.num_scheduled_tokens.items())
-        self._flying.append(Step(output, work))
+        self.flying.append(Step(output, work))
 
     def complete(self) -> None:
         from vllm.v1.outputs import ModelRunnerOutput
 
-        if not self._flying:
+        if not self.flying:
             raise BadOperation("no step is in flight")
-        step = self._flying.popleft()
+        step = self.flying.popleft()
         for work in step.work:
             self._write(work)
         ids = [work.request_id for work in step.work]
@@ -406,7 +422,7 @@ class SimulatedDriver:
         if self.loading(request_id) is not None:
             return int(self._connector.loading[request_id].first) * self._config.block_size
         under_way = sum(
-            w.end - w.start for s in self._flying for w in s.work if w.request_id == request_id
+            w.end - w.start for s in self.flying for w in s.work if w.request_id == request_id
         )
         computed = int(request.num_computed_tokens) - under_way
         # A step that began before the end was known may have computed beyond it.

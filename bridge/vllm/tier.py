@@ -273,6 +273,7 @@ class Tier:
                     self.unsaved[content] = told.reason
             else:
                 self.unsaved.pop(content, None)
+                self._ready.pop(content, None)
                 self._copies[content] = name
                 new.append(content)
         if any(told.reason for told in results.saved.values()):

@@ -34,6 +34,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     },
     "explore": {"verdict": "HOLDS", "states": 10, "transitions": 20, "counterexamples": []},
     "conform": {"verdict": "HOLDS", "transitions": 20},
+    "tier": {"verdict": "HOLDS", "operations": 6000},
     "twins": {"verdict": "HOLDS", "twins": [1, 2, 3]},
     "litmus": {
         "verdict": "HOLDS",
@@ -80,7 +81,7 @@ class Answers:
 
     def __call__(self, command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         arguments = command[3:]
-        name = arguments[0]
+        name = "tier" if "--tier" in arguments else arguments[0]
         if name not in ANSWERS:  # a counterexample, run again for the report
             return subprocess.CompletedProcess([], 1, "", "cannot run here")
         engine = arguments[arguments.index("--engine") + 1] if "--engine" in arguments else None
@@ -108,16 +109,17 @@ def test_all_is_well(tmp_path: Path, answers: Answers) -> None:
     assert [part.name for part in report.parts] == [
         *("proofs", "exploration", "conformance", "twins"),
         *("litmus reference", "fuzz reference", "faults reference"),
-        *("litmus vllm", "fuzz vllm", "faults vllm"),
+        *("litmus vllm", "fuzz vllm", "fuzz vllm tier", "faults vllm"),
         *("litmus vllm-engine", "fuzz vllm-engine"),
         "monitor",
     ]
     rows = list(report.lines())
     assert rows[0].endswith("1 obligation")
     assert rows[1].endswith("10 states, 20 transitions")
-    assert rows[12].endswith("300 monitored steps")
+    assert rows[9].endswith("6,000 operations")
+    assert rows[13].endswith("300 monitored steps")
     assert (tmp_path / "trace.jsonl").read_text() == "reference\nvllm\nvllm-engine\n"
-    assert (report.to_json()["steps"], report.to_json()["operations"]) == (21, 21)
+    assert (report.to_json()["steps"], report.to_json()["operations"]) == (21, 6021)
     assert len(report.to_json()["engines"]) == 3
 
 
@@ -342,7 +344,7 @@ def test_each_engine_is_fuzzed_with_its_own_findings_or_those_that_are_given(
         mine = tmp_path / "mine.toml"
         mine.write_text(BASELINE)
         gate(("reference",), 9.0, 0, tmp_path / "given", lambda _: None, mine)
-    fuzzed = [command for command in asked if command[0] == "fuzz"]
+    fuzzed = [c for c in asked if c[0] == "fuzz" and "--tier" not in c]
     given = {
         command[command.index("--engine") + 1]: command[command.index("--baseline") + 1]
         for command in fuzzed
@@ -381,6 +383,6 @@ def test_of_an_engine_alone_what_says_nothing_of_it_is_left_out(
 ) -> None:
     report = gate(("vllm",), 9.0, 0, tmp_path, lambda _: None, own=False)
     assert [part.name for part in report.parts] == [
-        *("litmus vllm", "fuzz vllm", "faults vllm"),
+        *("litmus vllm", "fuzz vllm", "fuzz vllm tier", "faults vllm"),
         "monitor",
     ]

@@ -181,6 +181,19 @@ def test_what_could_not_be_written_is_told_until_it_is_written_or_nobody_waits()
     assert tier.unsaved == {}
 
 
+@pytest.mark.parametrize("room", [1, 2])
+def test_what_is_promised_again_while_it_is_written_needs_no_second_copy(room: int) -> None:
+    tier = Tier(room)
+    device = Device(tier)
+    promised(tier, "one", "a")
+    device.put("a", 1)
+    tier.orders(device.source)
+    promised(tier, "two", "a")
+    assert tier.saved(Results(tier.life, {name("a"): Saved()})) == ["a"]
+    assert not tier.is_busy
+    assert tier.orders(device.source)[0].saves == ()
+
+
 def test_only_so_many_copies_are_under_way() -> None:
     tier = Tier(3 * MOST_UNDER_WAY)
     contents = [f"c{i}" for i in range(2 * MOST_UNDER_WAY + 1)]
