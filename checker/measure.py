@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -70,7 +71,7 @@ class Evidence:
         return {"name": self.name, "shows": self.shows, "says": self.says, **self.figures}
 
 
-ALWAYS: Final = ("model", "identity", "loss", "source")
+ALWAYS: Final = ("model", "identity", "loss", "source", "again")
 """The evidence that every class stands on."""
 
 NEEDED: Final[Mapping[Fidelity, tuple[str, ...]]] = {
@@ -319,6 +320,8 @@ class Bench:
         self._stores = 0
         self.queries = self.model.queries(QUERIES, seed=1)
         self.truth = self.model.kv(TOKENS)
+        self.stranger = deepcopy(mechanism)
+        """The mechanism as it was before it stored anything."""
         self.stored = self.store()
         self.served = mechanism.load(self.stored)
         self.hidden = self._files()
@@ -789,6 +792,20 @@ def _held(bench: Bench) -> Evidence | None:
     )
 
 
+def _again(bench: Bench) -> Evidence:
+    """After all that was asked, is the same served as at first, and to a reader who has nothing but
+    the parts?"""
+    wrong = [
+        who
+        for who, reader in (("it", bench.mechanism), ("one who has only the parts", bench.stranger))
+        if not _as_before(bench, reader.load(bench.stored))
+    ]
+    says = (
+        f"something else is served by {' and by '.join(wrong)}" if wrong else "the same is served"
+    )
+    return Evidence("", not wrong, says, {"wrong": wrong})
+
+
 MEASURES: Final[Mapping[str, Callable[[Bench], Evidence | None]]] = {
     "model": _model,
     "bits": _bits,
@@ -808,5 +825,6 @@ MEASURES: Final[Mapping[str, Callable[[Bench], Evidence | None]]] = {
     "tier": _tier,
     "spoilt": _spoilt,
     "held": _held,
+    "again": _again,
 }
 """The questions, by the name of their evidence."""

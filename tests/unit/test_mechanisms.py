@@ -609,14 +609,15 @@ def lying(name: str, change: Any) -> Any:
     return served_as(type(m.find(name)), told)
 
 
-def found_out(mechanism: Any) -> m.Evidence:
+def found_out(mechanism: Any, *by: str) -> m.Evidence:
     """What is found of a mechanism that nothing else speaks against."""
+    names = by or ("source",)
     report = m.measure(mechanism)
     needed = m.NEEDED[report.declaration.fidelity]
-    assert [e.name for e in report.evidence if not e.shows and e.name in needed] == ["source"]
+    assert tuple(e.name for e in report.evidence if not e.shows and e.name in needed) == names
     assert (report.lowering, report.verdict) == (Lowering.REJECTED, Verdict.VIOLATED)
     assert report.measured is None
-    return evidence(report, "source")
+    return evidence(report, names[0])
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
@@ -685,7 +686,7 @@ class Remembering(PersistentReader):
 
 
 def test_pages_that_nobody_reads_are_found() -> None:
-    says = found_out(Remembering()).says
+    says = found_out(Remembering(), "source", "again").says
     assert "block 0, 1, 2, 3, 4, 5 said to be device: it does not matter what lies there" in says
 
 
@@ -705,7 +706,59 @@ class HiddenFile(PersistentReader):
 
 
 def test_a_file_that_no_part_names_is_found() -> None:
-    assert found_out(HiddenFile()).says == "secret is a file that no part names"
+    says = found_out(HiddenFile(), "source", "again").says
+    assert says == "secret is a file that no part names"
+
+
+class Halves(PersistentReader):
+    """Keeps a half of each number in its pages, and the other half to itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._halves: dict[tuple[int, ...], Any] = {}
+
+    def store(self, tokens: Sequence[int], query: Any, folder: Path) -> Stored:
+        self._halves[tuple(tokens)] = [half / 2 for half in self.model.kv(tokens)]
+        stored = super().store(tokens, query, folder)
+        halved = {
+            name: part if name == "table" else replace(part, tensor=part.tensor / 2)
+            for name, part in stored.parts.items()
+        }
+        return replace(stored, parts=halved)
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        loaded = super().load(stored, before, blocks)
+        if loaded.declined or stored.tokens not in self._halves:
+            return loaded
+        keys, values = (half[:, :, : loaded.keys.shape[2]] for half in self._halves[stored.tokens])
+        return replace(loaded, keys=loaded.keys + keys, values=loaded.values + values)
+
+
+def test_what_a_mechanism_keeps_to_itself_is_found() -> None:
+    says = found_out(Halves(), "again").says
+    assert says == "something else is served by one who has only the parts"
+
+
+def test_a_mechanism_that_tires_is_found() -> None:
+    class Tired(PersistentReader):
+        """Serves what it should, so many times."""
+
+        loads, times = 0, 10_000
+
+        def load(self, *args: Any, **options: Any) -> Loaded:
+            self.loads += 1
+            loaded = super().load(*args, **options)
+            if loaded.declined or self.loads < self.times:
+                return loaded
+            return replace(loaded, keys=loaded.keys + 1)
+
+    untiring = Tired()
+    assert m.measure(untiring).verdict is Verdict.HOLDS
+    Tired.times = untiring.loads
+    report = m.measure(Tired())
+    again = evidence(report, "again")
+    assert again.says == "something else is served by it"
+    assert report.lowering is Lowering.REJECTED
 
 
 def test_a_part_that_is_not_in_its_tier_is_found() -> None:
