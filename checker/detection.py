@@ -180,15 +180,16 @@ def known_findings(engine: Engine) -> tuple[KnownFinding, ...]:
 
 
 def judge(
-    mutant: CodeMutant,
+    mutant: CodeMutant | None,
     engine: Engine,
     known: tuple[KnownFinding, ...],
     stage: Stage,
     results: Results,
 ) -> str:
-    """Do the checks of a stage on a mutant and write down what came of it."""
+    """Do the checks of a stage on a mutant, or on the engine as it is where there is none, and
+    write down what came of it."""
     answer, seconds, used = _timed(partial(_judged, mutant, engine, known, stage.checks))
-    return results.put("ours", mutant, stage.effort, answer, seconds, cpu=used)
+    return results.put("ours", mutant or CONTROL, stage.effort, answer, seconds, cpu=used)
 
 
 def judge_clean(
@@ -199,9 +200,10 @@ def judge_clean(
     if row is not None and (row["by"] or row["effort"] >= operations):
         return Answer(row["by"], row["detail"])
     checks = tuple(check for stage in stages(operations) for check in stage.checks)
-    answer, seconds, used = _timed(partial(_judged, None, engine, known, checks))
-    results.put("ours", CONTROL, operations, answer, seconds, cpu=used)
-    return answer
+    judge(None, engine, known, Stage(operations, checks), results)
+    row = results.last("ours", CONTROL)
+    assert row is not None
+    return Answer(row["by"], row["detail"])
 
 
 def _timed(work: Callable[[], Answer]) -> tuple[Answer, float, float]:

@@ -22,9 +22,11 @@ from typing import Final
 import coverage
 
 from kvclaims.checker import detection, detectionpage, engines
+from kvclaims.checker.baseline import KnownFinding
 from kvclaims.checker.enginemutants import places_of, sample
 from kvclaims.checker.faults import faults_of
 from kvclaims.checker.supervise import warm_up
+from kvclaims.spec.interface import Engine
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 ENGINE: Final = "vllm"
@@ -42,6 +44,12 @@ def main() -> int:
     parser.add_argument("--tests", type=Path, help="a source distribution with the engine's tests")
     parser.add_argument("--junit", type=Path, help="an earlier run of these tests, not measured")
     parser.add_argument("--tests-seconds", type=int, help="only the quickest tests, so many s")
+    parser.add_argument(
+        "--again",
+        action="append",
+        default=[],
+        help="our checks once more on what lives and has this in its name: they have grown",
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -85,6 +93,8 @@ def ours(given: argparse.Namespace) -> int:
     mutants = drawn()[0].mutants
     warm_up(engine, engine.block_size)
     known = detection.known_findings(engine)
+    if given.again:
+        return once_more(given, engine, known, results)
     clean = detection.judge_clean(engine, known, given.operations, results)
     if clean.by:
         print(f"the engine as it is: {clean.by}: {clean.detail}")
@@ -97,6 +107,24 @@ def ours(given: argparse.Namespace) -> int:
         for mutant in detection.share(waiting, given.share)[: given.limit]:
             if given.seconds and time.monotonic() - STARTED > given.seconds:
                 return 0
+            print(detection.judge(mutant, engine, known, stage, results), flush=True)
+    return 0
+
+
+def once_more(
+    given: argparse.Namespace,
+    engine: Engine,
+    known: tuple[KnownFinding, ...],
+    results: detection.Results,
+) -> int:
+    """All our checks on the engine as it is, and on mutants of these names that live."""
+    checks = tuple(check for stage in detection.stages(given.operations) for check in stage.checks)
+    stage = detection.Stage(given.operations, checks)
+    print(detection.judge(None, engine, known, stage, results), flush=True)
+    for mutant in drawn()[0].mutants:
+        row = results.last("ours", mutant.name)
+        lives = row is not None and not row["by"]
+        if lives and any(text in mutant.name for text in given.again):
             print(detection.judge(mutant, engine, known, stage, results), flush=True)
     return 0
 
@@ -151,7 +179,7 @@ def reach(given: argparse.Namespace) -> int:
     engine, info = engines.ready(ENGINE)
     results = detection.Results(RESULTS, info.version)
     row = results.last("reach", detection.CONTROL)
-    if row is not None and row["effort"] >= given.operations:
+    if row is not None and row["effort"] >= given.operations and not given.again:
         return 0
     warm_up(engine, engine.block_size)
     paths = sorted({mutant.path for mutant in drawn()[0].mutants})

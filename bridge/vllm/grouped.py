@@ -18,6 +18,7 @@ from kvclaims.bridge.vllm.grouped_rules import (
     Router,
     blocks_stand,
     contents_stand,
+    holders_of,
     lookups_stand,
     visible,
 )
@@ -244,11 +245,12 @@ class GroupedRun:
             if work.request in self._let_in(output):
                 request = self.scheduler.requests[work.request]
                 hit = certain.hit(request.block_hashes, int(request.num_tokens))
-                if work.start < hit:
+                served = self.runner.found(work.request)
+                if served < hit:
                     yield (
                         "P5",
                         f"request {work.request} finds {hit} leading tokens in every KV group, and "
-                        f"was served {work.start}",
+                        f"was served {served}",
                     )
 
     def _let_in(self, output: Any) -> set[str]:
@@ -346,7 +348,7 @@ class GroupedRun:
 
     def _judged(self) -> Iterator[Broken]:
         """The pool as it stands between operations."""
-        yield from blocks_stand(self._pool, self._groups)
+        yield from blocks_stand(self._pool, holders_of(self._groups))
         yield from lookups_stand(self._pool)
         self._manager.take_events()
         events, self._events = self._events, []

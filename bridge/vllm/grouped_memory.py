@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvclaims.bridge.vllm.layouts import CHUNKS, RECURRENT, RING, WINDOW, Layout
+from kvclaims.bridge.vllm.layouts import CHUNKS, RECURRENT, REPLAY, RING, WINDOW, Layout
 from kvclaims.spec.content import GENERATED_TOKEN
 
 Broken = tuple[str, str]
@@ -115,7 +115,8 @@ class Runner:
 
     def _let_in(self, request: str, blocks: Sequence[Sequence[int]], found: int) -> None:
         self._tables[request] = [list(table) for table in blocks]
-        self._found[request] = found
+        # What is computed again behind a hit is no less found.
+        self._found[request] = found + self._layout.replays if found else 0
         self._rings.pop(request, None)
 
     def found(self, request: str) -> int:
@@ -156,7 +157,7 @@ class Runner:
             size, table = self._sizes[group], load.tables[group]
             if kind.kind == RECURRENT:
                 self._put(group, table[(load.end - 1) // size], 0, load.text.after(load.end))
-            elif kind.kind != RING:
+            elif kind.kind not in (RING, REPLAY):
                 for position in range(load.start, load.end):
                     if position // size < len(table):
                         kept = load.text.after(position + 1)
@@ -179,19 +180,29 @@ class Runner:
         table = self._tables[request][group]
         return table[index] if index < len(table) else None
 
-    def _first(self, group: int, token: int) -> int:
-        """The first token that a token reads."""
-        found = self._layout.groups[group]
+    def _first(self, group: int, work: Work) -> int:
+        """The first token that the work reads: behind a hit, a group that is replayed has none of
+        those before."""
+        found, token = self._layout.groups[group], work.start
+        if found.kind == REPLAY:
+            replayed = self._found[work.request] - self._layout.replays
+            return max(0, replayed, token - found.reads + 1)
         if found.kind == WINDOW:
             return max(0, token - found.reads + 1)
         return token // found.reads * found.reads if found.kind == CHUNKS else 0
+
+    def _begins(self, group: int, work: Work) -> int:
+        """The first token that the work writes: what is found stays, but where it is replayed."""
+        if self._layout.groups[group].kind == REPLAY:
+            return work.start
+        return max(work.start, self._found[work.request]) if self._layout.replays else work.start
 
     def _write(self, group: int, work: Work) -> Iterator[Broken]:
         if self._layout.groups[group].kind == RING:
             yield from self._turn(group, work)
             return
         size = self._sizes[group]
-        for position in range(work.start, work.end):
+        for position in range(self._begins(group, work), work.end):
             block = self._block(group, work.request, position // size)
             if not block:
                 yield "B5", self._nowhere(group, work, position, "computes")
@@ -202,7 +213,7 @@ class Runner:
         if self._layout.groups[group].kind == RING:
             return
         size = self._sizes[group]
-        for position in range(self._first(group, work.start), work.end):
+        for position in range(self._first(group, work), work.end):
             self.reads += 1
             block = self._block(group, work.request, position // size) or 0
             if self._got(group, block, position % size) != work.text.after(position + 1):
@@ -285,7 +296,7 @@ class Runner:
         for work in step.work:
             for group, kind in self._groups:
                 size = self._sizes[group]
-                first = work.end - 1 if kind.kind == RECURRENT else work.start
+                first = work.end - 1 if kind.kind == RECURRENT else self._begins(group, work)
                 for index in range(first // size, -(-work.end // size)):
                     if block := self._block(group, work.request, index):
                         written.add((group, block, max(first, index * size)))

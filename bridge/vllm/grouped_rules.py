@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from kvclaims.bridge.vllm.grouped_memory import Broken, Runner, Text
-from kvclaims.bridge.vllm.layouts import CHUNKS, FULL, RING, WINDOW, Layout
+from kvclaims.bridge.vllm.layouts import CHUNKS, FULL, REPLAY, RING, WINDOW, Layout
 from kvclaims.bridge.vllm.poolcheck import own_keys, shown, table
 
 Key = tuple[bytes, int]
@@ -32,19 +32,26 @@ def visible(pool: Any) -> dict[Key, tuple[int, ...]]:
     return found
 
 
-def blocks_stand(pool: Any, managers: Iterable[Any]) -> Iterator[Broken]:
-    """Queue, references, hashes and null block of the whole pool (B1, B2, B3, B6)."""
-    queue = list(_queued(pool.free_block_queue))
-    counter = pool.free_block_queue.num_free_blocks
-    if len(set(queue)) != len(queue) or len(queue) != counter:
-        yield "B1", f"the free queue says {counter} blocks and holds {queue[:20]}"
-    holders = Counter(
+def holders_of(managers: Iterable[Any]) -> Counter[int]:
+    """Block → how many entries of tables name it."""
+    return Counter(
         block.block_id
         for manager in managers
         for blocks in manager.req_to_blocks.values()
         for block in blocks
         if not block.is_null
     )
+
+
+def blocks_stand(pool: Any, holders: Mapping[int, int]) -> Iterator[Broken]:
+    """Queue, references, hashes and null block of the whole pool (B1, B2, B3, B6).
+
+    `holders`: block → how many references to it can be named.
+    """
+    queue = list(_queued(pool.free_block_queue))
+    counter = pool.free_block_queue.num_free_blocks
+    if len(set(queue)) != len(queue) or len(queue) != counter:
+        yield "B1", f"the free queue says {counter} blocks and holds {queue[:20]}"
     waiting = set(queue)
     for block in pool.blocks:
         number = block.block_id
@@ -52,8 +59,9 @@ def blocks_stand(pool: Any, managers: Iterable[Any]) -> Iterator[Broken]:
             if number in waiting or own_keys(pool, block):
                 yield "B6", f"the null block is {'queued' if number in waiting else 'hashed'}"
             continue
-        if block.ref_cnt != holders[number]:
-            yield "B2", f"ref of block {number} is {block.ref_cnt}, {holders[number]} can be named"
+        named = holders.get(number, 0)
+        if block.ref_cnt != named:
+            yield "B2", f"ref of block {number} is {block.ref_cnt}, {named} can be named"
         if (number in waiting) != (block.ref_cnt == 0):
             state = "queued" if number in waiting else "not queued"
             yield "B1", f"block {number} is {state} with ref {block.ref_cnt}"
@@ -221,7 +229,7 @@ class Router:
         if not hasattr(event, "kv_cache_spec_sliding_window"):
             return
         kind = self._layout.groups[group]
-        reads = kind.reads if kind.kind == WINDOW else None
+        reads = kind.reads if kind.kind in (WINDOW, REPLAY) else None
         if event.kv_cache_spec_kind is None or event.kv_cache_spec_sliding_window != reads:
             yield (
                 "B8",
@@ -242,7 +250,7 @@ class Certain:
         """The most tokens, of a request with so many tokens and these hashes."""
         ends = self._layout.ends
         raw = [bytes(h) for h in hashes]
-        for hit in range((tokens - 1) // ends * ends, 0, -ends):
+        for hit in range((tokens - 1) // ends * ends, self._layout.replays, -ends):
             if all(self._finds(g, raw, hit, tokens) for g in range(len(self._layout.groups))):
                 return hit
         return 0
@@ -262,7 +270,7 @@ class Certain:
 
     def _finds(self, group: int, hashes: list[bytes], hit: int, tokens: int) -> bool:
         kind, size = self._layout.groups[group], self._layout.block_of(group)
-        if kind.kind == RING:
+        if kind.kind in (RING, REPLAY):
             return True
         if kind.kind == CHUNKS:
             return False  # what is found there depends on what is asked for

@@ -24,8 +24,12 @@ WINDOW: Final = "window"
 CHUNKS: Final = "chunks"
 RECURRENT: Final = "recurrent"
 RING: Final = "ring"
+REPLAY: Final = "replay"
 
 READS_ALL: Final = 0
+
+SOFT_READS: Final = "blocks read after they are freed"
+"""No KV groups: a pool alone, some of whose blocks are read until their reader is told."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +37,15 @@ class Group:
     """One KV group.
 
     `block`: tokens of a block on one rank.  `reads`: the tokens of its sliding window or of its
-    chunk.  `drafts`: its layers belong to a drafter, whose KV of a token depends on the next token
-    too, so that what is kept of the last token before a continuation is worth nothing after
-    another one.
+    chunk; of a group that is replayed, those that are computed again for it behind a hit.
+    `drafts`: its layers belong to a drafter, whose KV of a token depends on the next token too, so
+    that what is kept of the last token before a continuation is worth nothing after another one.
     """
 
     kind: str
     block: int
     reads: int = READS_ALL
     drafts: bool = False
-
-    @property
-    def is_reusable(self) -> bool:
-        """Whether a later request may find what was left in it."""
-        return self.kind != RING
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,11 @@ class Layout:
         return self.unit if self.inside else self.step
 
     @property
+    def replays(self) -> int:
+        """Tokens that are computed again behind a hit, for groups that keep nothing for others."""
+        return max((group.reads for group in self.groups if group.kind == REPLAY), default=0)
+
+    @property
     def has_drafter(self) -> bool:
         return any(group.drafts for group in self.groups)
 
@@ -119,6 +123,8 @@ LAYOUTS: Final = (
     Layout("states at the end", (_full(4), Group(RECURRENT, 4)), 4, keeps=0),
     Layout("ring", (_full(8), Group(RING, 8)), 8),
     Layout("ring beside windows", (_full(8), _window(4, 8), Group(RING, 4)), 4),
+    Layout("replayed windows", (_full(4), Group(REPLAY, 4, 6)), 4),
+    Layout("replayed windows, chunked", (_full(4), Group(REPLAY, 4, 8)), 4, budget=9),
     Layout("ranks", (_full(4),), 8, ranks=2),
     Layout("ranks, hits inside", (_full(4), Group(RECURRENT, 8)), 4, ranks=2, inside=True),
     Layout("loads", (_full(4),), 4, connector="async"),
@@ -132,6 +138,7 @@ LAYOUTS: Final = (
         inside=True,
         connector="async",
     ),
+    Layout("loads and replayed windows", (_full(4), Group(REPLAY, 4, 6)), 4, connector="async"),
     Layout("loads of states", (_full(4), Group(RECURRENT, 4)), 4, connector="any"),
     Layout(
         "loads of states and hits inside",
@@ -238,6 +245,8 @@ def _spec(group: Group) -> Any:
         return kinds.ChunkedLocalAttentionSpec(**shape, attention_chunk_size=group.reads)
     if group.kind == RING:
         return kinds.CircularBufferSpec(**shape)
+    if group.kind == REPLAY:
+        return kinds.SlidingWindowMLASpec(**shape, sliding_window=group.reads, bounded_replay=True)
     return kinds.MambaSpec(
         block_size=group.block,
         shapes=((1,),),
@@ -250,11 +259,15 @@ class VllmLayouts:
     """The arrangements, as `kvclaims.checker.layouts` takes them."""
 
     def names(self) -> tuple[str, ...]:
-        return tuple(layout.name for layout in LAYOUTS)
+        return (*(layout.name for layout in LAYOUTS), SOFT_READS)
 
     def draw(self, name: str, seed: str) -> Program:
+        from kvclaims.bridge.vllm import soft_reads
         from kvclaims.bridge.vllm.grouped_drawing import drawn
 
+        if name == SOFT_READS:
+            usable, operations = soft_reads.drawn(seed)
+            return Program(LayoutPool(usable, soft_reads.UNIT, layout=name), operations)
         layout = named(name)
         usable, operations = drawn(layout, seed)
         return Program(LayoutPool(usable, layout.unit, layout=name), operations)
@@ -262,5 +275,8 @@ class VllmLayouts:
     def open(self, pool: LayoutPool) -> LayoutRun:
         setup.quieten(setup.ALONE)
         from kvclaims.bridge.vllm.grouped import GroupedRun
+        from kvclaims.bridge.vllm.soft_reads import SoftReads
 
+        if pool.layout == SOFT_READS:
+            return SoftReads(pool.usable)
         return GroupedRun(pool.layout, pool.usable, pool.block_size)

@@ -22,6 +22,8 @@ class OfferingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.offers: dict[str, int] = {}
         """Request → leading tokens that there are for it."""
+        self.found: dict[str, int] = {}
+        """Request → the tokens found on the device when it was asked last."""
         self.waits = False
         """Whether a request waits while it is loaded."""
         self.completes = False
@@ -37,14 +39,15 @@ class OfferingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         offered = min(self.offers.get(request.request_id, 0), int(request.num_tokens) - 1)
+        self.found[request.request_id] = num_computed_tokens
         news = max(0, offered - num_computed_tokens)
         return news, self.waits and news > 0
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if num_external_tokens > 0:
-            end = min(self.offers[request.request_id], int(request.num_tokens) - 1)
+            start = self.found[request.request_id]
             tables = tuple(map(tuple, blocks.get_block_ids()))
-            self.started[request.request_id] = (end - num_external_tokens, end, tables)
+            self.started[request.request_id] = (start, start + num_external_tokens, tables)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:  # noqa: ARG002
         return KVConnectorMetadata()

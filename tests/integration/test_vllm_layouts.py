@@ -9,7 +9,7 @@ import pytest
 from vllm_world import NEEDS_VLLM
 
 from kvclaims.bridge.vllm.engine import IN_PROCESS
-from kvclaims.bridge.vllm.layouts import LAYOUTS, VllmLayouts
+from kvclaims.bridge.vllm.layouts import LAYOUTS, SOFT_READS, VllmLayouts
 from kvclaims.checker.baseline import allowing
 from kvclaims.checker.counterexample import Counterexample
 from kvclaims.checker.layouts import LayoutPool, Tally, judge
@@ -224,3 +224,69 @@ def test_a_counterexample_of_an_arrangement_is_kept_and_replayed(
     assert report.findings[0].rule == first.rule == "B5"
     monkeypatch.undo()
     assert replay(file).verdict is Verdict.HOLDS
+
+
+SOFT = Program(
+    LayoutPool(6, 4, layout=SOFT_READS),
+    tuple(
+        map(
+            parse,
+            (
+                submit("a", 4),
+                {"op": "load", "request": "b", "blocks": 2},
+                {"op": "demote", "claim": "a"},
+                submit("c", 4),
+                DRAIN,
+                {"op": "reset"},
+            ),
+        )
+    ),
+)
+"""Four blocks are read on after they are given back; two of them another still holds, and two are
+taken."""
+
+
+def test_blocks_that_are_read_after_they_are_freed() -> None:
+    tally = Tally()
+    drawing = VllmLayouts()
+    for asked in (SOFT, *(drawing.draw(SOFT_READS, str(seed)) for seed in range(10))):
+        assert judge(IN_PROCESS, asked, allowing(IN_PROCESS), tally) == ()
+    assert tally.reads > 100
+
+
+def _queued_while_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that is given back is queued, whoever else holds it."""
+    from vllm.v1.core.block_pool import BlockPool
+
+    def unpin(self: Any, blocks: Any, on_reuse: Any) -> None:
+        for block in blocks:
+            block.ref_cnt -= 1
+            self._reuse_watchers[block.block_id] = on_reuse
+        self.free_block_queue.append_n(blocks)
+
+    monkeypatch.setattr(BlockPool, "unpin_blocks", unpin)
+
+
+def _nobody_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.core.block_pool import BlockPool
+
+    monkeypatch.setattr(BlockPool, "_notify_reuse", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("broken", "rule", "told"),
+    [
+        (_queued_while_held, "B1", "queued with ref 1"),
+        (_nobody_told, "B5", "who reads it still was not told"),
+    ],
+)
+def test_a_reader_that_is_not_told_is_seen(
+    broken: Callable[[pytest.MonkeyPatch], None],
+    rule: str,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken(monkeypatch)
+    first, *_ = found(SOFT)
+    assert first.rule == rule
+    assert told in first.message
