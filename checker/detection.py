@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvclaims.checker import litmus
-from kvclaims.checker.baseline import KnownFinding, read_baseline
+from kvclaims.checker.baseline import KnownFinding, allowing, read_baseline
 from kvclaims.checker.codemutants import CodeMutant
 from kvclaims.checker.enginemutants import Places, plant
 from kvclaims.checker.faults import FaultError, planted
 from kvclaims.checker.fuzz import Ways, first_failure
 from kvclaims.checker.mutatecode import Answer, in_child
 from kvclaims.checker.programs import builtin
+from kvclaims.checker.trials import attempt, trials_of
 from kvclaims.spec.interface import BadOperation, Engine
 from kvclaims.spec.vocabulary import Verdict
 
@@ -32,6 +33,9 @@ __all__ = ["Answer", "CodeMutant", "Drawn", "Results", "Stage", "judge", "share"
 
 QUICK: Final = 300
 """Operations of fuzzing that every mutant gets first: most fall within them."""
+
+TRIALS: Final = 60
+"""Trials of an engine's own (`kvclaims.checker.trials`) beside each run of the fuzzing."""
 
 OPERATIONS: Final = 6000
 """Operations of fuzzing that a mutant has to survive: about 30 s of one core."""
@@ -166,10 +170,11 @@ class Stage:
 
 def stages(operations: int) -> tuple[Stage, ...]:
     """Quick ones for all first, then the litmus programs and the rest of the fuzzing."""
-    quick = Stage(QUICK, (partial(_fuzzed, QUICK, SEED),))
+    quick = Stage(QUICK, (partial(_fuzzed, QUICK, SEED), partial(_tried, TRIALS, SEED)))
     seeds = range(SEED + 1, SEED + 1 + SEEDS)
     parts: list[Check] = [partial(_fuzzed, operations // SEEDS, seed) for seed in seeds]
-    rest: tuple[Check, ...] = (_litmus, *parts)
+    trials: list[Check] = [partial(_tried, TRIALS, seed) for seed in seeds]
+    rest: tuple[Check, ...] = (_litmus, *trials, *parts)
     return (quick, Stage(operations, rest)) if operations > QUICK else (quick,)
 
 
@@ -249,6 +254,19 @@ def _fuzzed(operations: int, seed: int, engine: Engine, known: tuple[KnownFindin
     program, finding = found
     number = f"in operation {finding.operation} of {len(program.operations)}"
     return Answer("fuzzing", f"{finding.rule} {number}: {finding.message}")
+
+
+def _tried(count: int, seed: int, engine: Engine, known: tuple[KnownFinding, ...]) -> Answer:
+    trials = trials_of(engine)
+    if trials is None:
+        return Answer()
+    tried = attempt(trials, seed, allowing(engine, known), count)
+    if tried.failure is None or tried.failure.finding is None:
+        return Answer()
+    finding = tried.failure.finding
+    number = f"in operation {finding.operation} of {len(tried.failure.operations)}"
+    where = f"{tried.failure.kind}, trial {tried.number} of seed {seed}"
+    return Answer("trials", f"{finding.rule} {number}: {where}: {finding.message}")
 
 
 def _litmus(engine: Engine, _: tuple[KnownFinding, ...]) -> Answer:

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
-from kvclaims.checker import engines
+from kvclaims.checker import engines, trials
 from kvclaims.checker.baseline import Allowed, KnownFinding, allowing
 from kvclaims.checker.counterexample import (
     FOLDER,
@@ -258,6 +258,8 @@ class FuzzReport:
     file: Path | None = None
     arranged: Tally = field(default_factory=Tally)
     """What was done to the engine's arrangements of KV groups."""
+    tried: trials.Tried | None = None
+    """What the engine's own trials did; None where it brings none."""
     unwritten: str = ""
     """Why the counterexample could not be written; the finding stands all the same."""
 
@@ -278,6 +280,13 @@ class FuzzReport:
         """
         return self.monitored / self.cpu_seconds if self.cpu_seconds else 0.0
 
+    @property
+    def _trial(self) -> trials.Trial:
+        """The trial that failed: what was found in no program was found in one."""
+        assert self.tried is not None
+        assert self.tried.failure is not None
+        return self.tried.failure
+
     def to_json(self) -> dict[str, Any]:
         violations = []
         if self.finding is not None and self.program is not None:
@@ -285,6 +294,14 @@ class FuzzReport:
                 {
                     **self.finding.to_json(),
                     "operations": operations_json(self.program.operations),
+                    "file": str(self.file) if self.file else None,
+                }
+            )
+        elif self.finding is not None:
+            violations.append(
+                {
+                    **self.finding.to_json(),
+                    "operations": list(self._trial.operations),
                     "file": str(self.file) if self.file else None,
                 }
             )
@@ -305,6 +322,7 @@ class FuzzReport:
                 name: getattr(self.arranged, name)
                 for name in ("runs", "operations", "steps", "reads")
             },
+            **({} if self.tried is None else {"trials": self.tried.to_json()}),
             "violations": violations,
             "not_exposed": list(self.not_exposed),
         }
@@ -326,6 +344,8 @@ class FuzzReport:
                 f"{counted(self.arranged.operations, 'operation')}, "
                 f"{counted(self.arranged.steps, 'step')}, {counted(self.arranged.reads, 'read')}"
             )
+        if self.tried is not None:
+            yield from self.tried.lines()
         if self.never_fired:
             yield f"  never taken: {', '.join(self.never_fired)}"
         if self.verdict is Verdict.VACUOUS:
@@ -334,8 +354,11 @@ class FuzzReport:
             yield f"  known finding {name}: {counted(times, 'time')}"
         for name in self.not_exposed:
             yield f"  {Verdict.NOT_EXPOSED}: {name}"
-        if self.finding is not None and self.program is not None:
-            yield from shown(self.finding, self.program)
+        if self.finding is not None:
+            if self.program is not None:
+                yield from shown(self.finding, self.program)
+            else:
+                yield from trials.shown(self._trial)
             if self.file is not None:
                 path = engines.given_path()
                 where = f" --engine-path {shlex.quote(path)}" if path else ""
@@ -386,10 +409,18 @@ def fuzz(
     started, used = time.monotonic(), time.process_time()
     session = _session(engine, ways, progress)
     with _settled_memory():
-        search(session, ways.seed, ways.examples)
+        tried = _tried(session, ways)
+        if tried is None or tried.failure is None:
+            search(session, ways.seed, ways.examples)
     spent, used = time.monotonic() - started, time.process_time() - used
     program = finding = file = None
     unwritten = ""
+    if tried is not None and tried.failure is not None:
+        finding = tried.failure.finding
+        try:
+            file = trials.write(ways.folder, engine.info(), ways.seed, tried.number, tried.failure)
+        except BadOperation as error:
+            unwritten = str(error)
     if session.failure is not None:
         progress("making the counterexample shorter")
         program, finding = reduced(session)
@@ -425,6 +456,7 @@ def fuzz(
         never_fired=never,
         allowed=dict(session.allowed + session.tally.known),
         arranged=session.tally,
+        tried=tried,
         not_exposed=tuple(session.not_exposed),
         seconds=spent,
         cpu_seconds=used,
@@ -494,6 +526,22 @@ def _arranged(session: _Session, seed: int) -> None:
             if found:
                 session.failure = (program, found[0])
                 return
+
+
+def _tried(session: _Session, ways: Ways) -> trials.Tried | None:
+    """The engine's own trials, beside the budget where it counts operations."""
+    found = trials.trials_of(session.engine)
+    if found is None:
+        return None
+    session.progress(f"trials on {session.engine.name}")
+    until = None
+    if ways.steps is None and ways.seconds is not None:
+        until = time.monotonic() + trials.SHARE * ways.seconds
+    most = (session.limit or 0) // trials.EACH
+    tried = trials.attempt(found, ways.seed, session.permitted, most, until)
+    session.allowed.update(tried.allowed)
+    session.not_exposed.update(tried.not_exposed)
+    return tried
 
 
 def _session(engine: Engine, ways: Ways, progress: Progress) -> _Session:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvclaims.checker import engines, faults
+from kvclaims.checker import engines, faults, trials
 from kvclaims.checker.baseline import allowing, own_findings
 from kvclaims.checker.counterexample import Counterexample, operations_json, read
 from kvclaims.checker.fuzz import shown
 from kvclaims.checker.layouts import LayoutPool, run_program
 from kvclaims.checker.locating import Place, locate
 from kvclaims.checker.supervise import oracle_for
+from kvclaims.checker.trials import TrialReport
 from kvclaims.checker.verdicts import Violation
 from kvclaims.spec.interface import EngineInfo
 from kvclaims.spec.vocabulary import RULES, Verdict
@@ -73,13 +74,16 @@ class ReplayReport:
         yield f"{self.verdict}"
 
 
-def replay(path: Path, engine: str | None = None) -> ReplayReport:
-    """Run the operations of the file on its engine, or on another one.
+def replay(path: Path, engine: str | None = None) -> ReplayReport | TrialReport:
+    """Run the operations of the file on its engine, or on another one; a trial is drawn again.
 
     What the engine is known to break is allowed, but for the rule that the file tells of.
     The fault that the file names is planted for the time of the run.  `BadOperation` for a file
     that is not a counterexample.
     """
+    kept = trials.read(path)
+    if kept is not None:
+        return trials.again(path, kept, engines.ready(engine or kept.engine)[0])
     example = read(path)
     found, info = engines.ready(engine or example.engine)
     planted: AbstractContextManager[None] = nullcontext()

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import ClassVar, Final
 
+from kvclaims.bridge.vllm.trials import VllmTrials
 from kvclaims.checker.engines import first_line
 from kvclaims.checker.layouts import Layouts
 from kvclaims.checker.tiers import TierFuzzer
@@ -128,6 +129,8 @@ class InProcessEngine:
 
         return VllmLayouts()
 
+    trials: ClassVar[VllmTrials] = VllmTrials()
+    """Runs in ways that the runtime interface has no words for: fuzzing begins with them."""
     drafts_like_reference: ClassVar[bool] = False
     """vLLM pads the first step of a request that lacks one token only as if it had drafts."""
     allocator_calls: ClassVar[Mapping[str, str]] = ALLOCATOR_CALLS

@@ -209,11 +209,17 @@ def make_scheduler(
     load_failure_policy: str = "recompute",
     drafts: int = 0,
     connector: int = 0,
+    clears: bool = False,
+    stages: int = 1,
+    longest: int | None = None,
 ) -> Any:
     """A scheduler with `usable` blocks, and a tier for `tier_blocks` copies of blocks.
 
     `windows` has a layer and KV group each: 0 for full attention, else the tokens of its sliding
-    window.  `drafts` and `connector` as in `PoolConfig`.
+    window.  `drafts` and `connector` as in `PoolConfig`.  With `clears` its workers want to be told
+    of new blocks, to fill them with zeros.  They are `stages` of a pipeline.  `longest` is the
+    length of the longest request that is taken, in tokens; a little more than the pool holds where
+    it is not said.
     """
     import torch
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
@@ -225,10 +231,11 @@ def make_scheduler(
     )
     from vllm.v1.structured_output import StructuredOutputManager
 
-    most = (usable + 2) * block_size
+    most = longest or (usable + 2) * block_size
     config = scheduler_config(most, policy, asynchronous, drafts, connector)
     config.cache_config.block_size = block_size
     config.cache_config.num_gpu_blocks = usable + 1
+    config.parallel_config.pipeline_parallel_size = stages
     if tier_blocks:
         from vllm.config import KVTransferConfig
 
@@ -240,9 +247,10 @@ def make_scheduler(
         for w in windows
     ]
     register_all_kvcache_specs(config)
+    kind = _clearing(KVCacheConfig) if clears else KVCacheConfig
     return scheduler_class(
         vllm_config=config,
-        kv_cache_config=KVCacheConfig(
+        kv_cache_config=kind(
             num_blocks=usable + 1,
             kv_cache_tensors=[],
             kv_cache_groups=[KVCacheGroupSpec([f"layer{i}"], spec) for i, spec in enumerate(specs)],
@@ -251,6 +259,13 @@ def make_scheduler(
         block_size=block_size,
         log_stats=False,
     )
+
+
+def _clearing(kind: type) -> type:
+    """vLLM's configuration of a cache that is cleared, which it says of mixed precisions alone."""
+    if not hasattr(kind, "needs_kv_cache_zeroing"):
+        raise AttributeError("blocks are not cleared")
+    return type("ClearedKVCacheConfig", (kind,), {"needs_kv_cache_zeroing": True})
 
 
 def tier_config(folder: str, blocks: int, load_failure_policy: str) -> dict[str, Any]:
@@ -293,11 +308,17 @@ def make_request(
     adapter: str = "",
     priority: int = 0,
     only_token: int | None = None,
+    stop: int | None = None,
+    resumable: bool = False,
+    pools: bool = False,
     extra_args: dict[str, Any] | None = None,
     inputs: list[Any] | None = None,
 ) -> Any:
     """A request as the engine core takes it; `only_token` is the one token it may generate, and
-    `inputs` are what of `modality_inputs` its tokens stand for."""
+    `inputs` are what of `modality_inputs` its tokens stand for.  It ends before its time at the
+    token `stop`, is a session that may get more input where it is `resumable`, and generates
+    nothing where it `pools`."""
+    from vllm.pooling_params import PoolingParams
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
@@ -307,19 +328,21 @@ def make_request(
         ignore_eos=True,
         detokenize=False,
         allowed_token_ids=None if only_token is None else [only_token],
+        stop_token_ids=None if stop is None else [stop],
         extra_args=extra_args,
     )
     params.update_from_generation_config({}, MODEL["eos_token_id"])
     return Request(
         request_id=request_id,
         prompt_token_ids=list(tokens),
-        sampling_params=params,
-        pooling_params=None,
+        sampling_params=None if pools else params,
+        pooling_params=PoolingParams() if pools else None,
         cache_salt=salt or None,
         lora_request=_lora(adapter),
         priority=priority,
         block_hasher=hasher,
         **({"mm_features": inputs} if inputs else {}),
+        **({"resumable": True} if resumable else {}),
     )
 
 

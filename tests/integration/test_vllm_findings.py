@@ -18,10 +18,14 @@ SHOWN = {
     "copied_before_computed": "BROKEN B4",
     "double_release": "BROKEN B2 B5",
     "failed_assert": "BROKEN B9 B1",
+    "failed_load_waits": "BROKEN B11",
+    "hits_of_no_block": "BROKEN B8",
     "never_computed_hit": "BROKEN B4 L7",
     "removed_while_resident": "BROKEN B8",
+    "session_forgets": "BROKEN B4",
     "stale_partial_key": "BROKEN B3 B8",
     "waits_for_ever": "BROKEN B11",
+    "window_of_a_load": "BROKEN B4",
 }
 
 
@@ -33,6 +37,8 @@ def test_it_is_shown(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_script_is_known_by_name_and_the_other_way_round() -> None:
     findings = read_baseline(IN_PROCESS.findings).findings
+    assert {f.name for f in findings if not f.script} == {"session-waits-behind"}  # of older ones
+    findings = tuple(finding for finding in findings if finding.script)
     assert {Path(finding.script).stem for finding in findings} == set(SHOWN)
     assert {path.stem for path in FOLDER.glob("*.py")} == set(SHOWN)
     for finding in findings:
