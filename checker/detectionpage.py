@@ -197,10 +197,11 @@ def _mutants(
     yield ""
     yield (
         f"{len(drawn.mutants)} drawn out of {drawn.total:,} by a seed, over the places that "
-        "`bridge/vllm/mutants.toml` names; none is picked by its result. Ours: fuzzing, then the "
-        "litmus programs, then more fuzzing; no known finding kills. The situations that fuzzing "
-        "begins with (`bridge/vllm/situations.toml`), and the arrangements of KV groups that it "
-        "draws (`bridge/vllm/layouts.py`), were written for mutants of this sample that "
+        "`bridge/vllm/mutants.toml` names; none is picked by its result. Ours: fuzzing and "
+        "trials, then the litmus programs, then more of both; no known finding kills. The "
+        "situations that fuzzing begins with (`bridge/vllm/situations.toml`), the arrangements of "
+        "KV groups that it draws (`bridge/vllm/layouts.py`) and the trials "
+        "(`bridge/vllm/trials.py`) were written for mutants of this sample that "
         "had lived: on new mutants they show less. Theirs: the engine's own "
         "core and connector tests that pass without the mutant, the quickest first. What a side "
         "has not seen within its effort counts as not caught by it."
@@ -294,7 +295,7 @@ def _cell(row: Mapping[str, Any] | None) -> str:
     if row["by"] == "their tests":
         return _plain(detail.rpartition("/")[2])
     parts = detail.split(":", maxsplit=2)
-    words = parts[0] if row["by"] == "fuzzing" else ":".join(parts[:2])
+    words = parts[0] if row["by"] in ("fuzzing", "trials") else ":".join(parts[:2])
     return _plain(f"{row['by']}, {words}"[:80])
 
 

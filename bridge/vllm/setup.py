@@ -189,12 +189,13 @@ def _transfers(connector: int) -> dict[str, Any]:
     return {"kv_transfer_config": config}
 
 
-def give_encoder_room(scheduler: Any) -> None:
-    """Let requests bring modality inputs; the model is one for text, and has no room for them."""
+def give_encoder_room(scheduler: Any, room: int = ENCODER_ROOM) -> None:
+    """Let requests bring modality inputs, of so many tokens at a time; the model is one for text,
+    and has no room for them."""
     from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
-    scheduler.max_num_encoder_input_tokens = ENCODER_ROOM
-    scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=ENCODER_ROOM)
+    scheduler.max_num_encoder_input_tokens = room
+    scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=room)
 
 
 def make_scheduler(

@@ -47,6 +47,10 @@ class Setting:
     """Of a pipeline: so many steps and one more are in flight."""
     crowds: bool = False
     """Requests have little input and generate much: they get in each other's way."""
+    encoder_room: int = 0
+    """Tokens of modality inputs that there is room for at a time; 0 where none are ever short."""
+    watermark: int = 0
+    """Blocks that an admission leaves free while others run."""
     fails: bool = True
     """Transfers may fail.  Where they cannot, and only a window of what they bring is kept,
     requests may be longer than the pool."""
@@ -73,21 +77,23 @@ def _into_window(r: Random, s: Setting) -> Setting:
 
 
 def _crowded(r: Random, s: Setting) -> Setting:
-    return replace(s, crowds=r.choice((False, True, True)), usable=r.randint(5, 8))
+    return replace(s, crowds=True, usable=r.randint(5, 8))
 
 
 KINDS: Final[tuple[tuple[str, Callable[[Random, Setting], Setting]], ...]] = (
     ("sessions", _sessions),
     ("resets", lambda r, s: replace(s, resets=True, in_flight=r.choice((1, 2, 2)))),
     ("in flight", lambda r, s: _crowded(r, replace(s, in_flight=2, connector=r.choice((0, 2))))),
-    ("pipeline", lambda r, s: _crowded(r, replace(s, stages=r.choice((2, 3))))),
+    ("pipeline", lambda r, s: _crowded(r, replace(s, stages=3))),
     ("pipeline that is reset", lambda r, s: replace(s, stages=r.choice((2, 3)), resets=True)),
     ("transfers", lambda r, s: replace(s, connector=r.choice((1, 2)), in_flight=r.choice((1, 2)))),
     ("transfers into a window", _into_window),
-    ("clearing", lambda r, s: replace(s, clears=True, connector=r.choice((0, 1, 1)))),
+    ("clearing", lambda r, s: replace(s, clears=True, connector=r.choice((0, 1, 1, 1)))),
     ("pooling", lambda r, s: replace(s, model=POOLING, in_flight=r.choice((1, 2)))),
     ("diffusion", lambda _, s: replace(s, model=DIFFUSION)),
     ("throttled", lambda r, s: replace(s, throttles=True, connector=r.choice((0, 1)))),
+    ("inputs", lambda r, s: replace(s, token_budget=5, encoder_room=r.choice((4, 8)))),
+    ("a margin", lambda r, s: _crowded(r, replace(s, watermark=2))),
     ("sessions that are reset", lambda r, s: replace(_sessions(r, s), resets=True)),
 )
 """What a run is about, and how its setting is drawn; runs take them in turn."""

@@ -54,6 +54,9 @@ IDLE: Final = 8
 STREAMS: Final = 2
 """Contents that prompts are beginnings of: so they share prefixes, and part."""
 
+IMAGES: Final = ("image", "picture", "drawing")
+"""What the tokens of a request may stand for."""
+
 SESSIONS: Final = 2
 """Sessions at a time."""
 
@@ -125,6 +128,8 @@ class Drawn:
         scheduler.use_v2_model_runner = setting.stages > 1
         if setting.token_budget:
             scheduler.max_num_scheduled_tokens = setting.token_budget
+        if setting.watermark:
+            scheduler.kv_cache_manager.watermark_blocks += setting.watermark
         if setting.model != GENERATE:
             scheduler.num_sampled_tokens_per_step = 0
         self._hasher = setup.block_hasher(BLOCK_SIZE)
@@ -135,6 +140,7 @@ class Drawn:
             from vllm.v1.outputs import KVConnectorOutput
 
             KVConnectorOutput(failed_recving=set())  # TypeError where a version has no such thing
+        setup.give_encoder_room(scheduler, setting.encoder_room or setup.ENCODER_ROOM)
         self._connector: Any = scheduler.connector
         if self._connector is not None:
             self._connector.block_size = 1  # it transfers tokens
@@ -241,7 +247,9 @@ class Drawn:
         self._number += 1
         length, new, is_session = self._drawn_size()
         stream = chance.randrange(STREAMS)
-        salt, image = chance.choice(("", "", "salt")), chance.choice(("", "", "image"))
+        salt, image = chance.choice(("", "", "salt")), chance.choice(("", "", *IMAGES))
+        if self.setting.encoder_room:
+            image = chance.choice(IMAGES)
         tokens = [100 + 1000 * stream + place for place in range(length)]
         asked = Asked(tokens, length + new, is_session)
         external = self._drawn_external(length)
@@ -251,7 +259,8 @@ class Drawn:
         inputs = [] if self.setting.sessions or not image else self._inputs(image, length)
         pieces = image if length >= BLOCK_SIZE else f"{image} of {length}"
         self._worker.domains[name] = f"{salt} {pieces if inputs else ''}"
-        stops = chance.randint(1, new) if chance.random() < 0.3 else 0
+        is_short = chance.random() < (0.6 if self.setting.crowds else 0.3)
+        stops = chance.randint(1, new) if is_short else 0
         self._worker.stops[name] = stops
         self._scheduler.add_request(self._request(name, tokens, new, is_session, salt, inputs))
         words = (
@@ -295,7 +304,6 @@ class Drawn:
         return self._chance.choice((0, min(1, length), self._chance.randint(0, length), length))
 
     def _inputs(self, name: str, tokens: int) -> list[Any]:
-        setup.give_encoder_room(self._scheduler)
         return setup.modality_inputs(name, tokens, BLOCK_SIZE)
 
     def _request(
@@ -472,25 +480,29 @@ class Drawn:
         return [n for n in names if not self._asked[n].spoiled and n in self._abortable()]
 
     def _load(self) -> str:
-        """A transfer ends: so many tokens in a row have come, the others are spoiled.  It writes
-        whole blocks, with nothing behind its last token."""
+        """A transfer ends: so many tokens in a row have come; the others are spoiled, or were never
+        written.  It writes whole blocks, with nothing behind its last token."""
         name = self._chance.choice(self._loading())
         transfer, asked = self._connector.loading.pop(name), self._asked[name]
         most = transfer.blocks
         good = most
         if self.setting.fails:
-            good = self._chance.choice((most, most, 0, self._chance.randint(0, most)))
+            good = self._chance.choice(
+                (most, most, 0, *(self._chance.randint(0, most) for _ in range(2)))
+            )
         good = 0 if asked.spoiled else good
+        writes = good == most or self._chance.random() < 0.5
         told = {}
         if not asked.spoiled and good < most:
             told = self._failed(name, transfer, good)
         names = self._worker.chain_of(name).names(asked.tokens)
         end = transfer.first + most
         for position in range(transfer.first, end):
-            is_good = position < transfer.first + good
-            slot = Slot(names[position + 1] if is_good else SPOILED, name if is_good else "")
-            self._memory.put(transfer.table, position, slot)
-        for position in range(end, -(-end // BLOCK_SIZE) * BLOCK_SIZE):
+            if position < transfer.first + good:
+                self._memory.put(transfer.table, position, Slot(names[position + 1], name))
+            elif writes:
+                self._memory.put(transfer.table, position, Slot(SPOILED, ""))
+        for position in range(end, -(-end // BLOCK_SIZE) * BLOCK_SIZE if writes else end):
             self._memory.put(transfer.table, position, Slot(BLANK, name))
         asked.spoiled = False
         if good < most:
