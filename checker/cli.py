@@ -676,6 +676,18 @@ def fuzz(
 
 
 @commands.command()
+@click.argument("programs", nargs=-1)
+@click.option("--engine", required=True, help="Engine whose tier is tried.")
+@_checks
+@_engine_path
+def tier(programs: tuple[str, ...], engine: str, progress: Progress) -> Report:
+    """Run what shows that an engine's tier keeps offloadable claims (default: all of it)."""
+    from kvclaims.checker import tiers
+
+    return tiers.run_all(engine, programs, progress)
+
+
+@commands.command()
 @click.argument("file", type=_Source(path_type=Path))
 @click.option("--engine", help="Engine to run on (default: the one that the file names).")
 @_checks

@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from kvclaims.checker import engines, litmus, obligations, programs
+from kvclaims.checker import engines, litmus, obligations, programs, tiers
 from kvclaims.checker.profiles import Evidence, Mode, Probe, Profile
 from kvclaims.checker.verdicts import Progress, worst
-from kvclaims.spec.interface import EngineMissing
+from kvclaims.spec.interface import BadOperation, EngineMissing, NotExposed
 from kvclaims.spec.lowering import DEPTH_OF, OWED, Depth, Lowering, Obligation, Way
 from kvclaims.spec.vocabulary import Protection, Verdict
 
@@ -40,19 +40,23 @@ _BY_WAY: Final = {
 """What a mode is worth whose weakest obligation is met in this way, the weakest first."""
 
 _SHOWN_BY: Final[Mapping[Obligation, frozenset[str]]] = {
-    Obligation.IDENTITY: frozenset({"L6", "L7", "observed"}),
-    Obligation.ACCEPTANCE: frozenset({"oversubscribed"}),
-    Obligation.PREDICATE: frozenset({"L6", "observed", "shared-release"}),
-    Obligation.ORDER: frozenset({"L7"}),
+    Obligation.IDENTITY: frozenset({"L6", "L7", "observed", "tier-restore"}),
+    Obligation.ACCEPTANCE: frozenset({"oversubscribed", "tier-refused"}),
+    Obligation.PREDICATE: frozenset({"L6", "observed", "shared-release", "tier-restore"}),
+    Obligation.ORDER: frozenset({"L7", "tier-restore"}),
     Obligation.EVICTION_ORDER: frozenset({"soft-order"}),
     Obligation.PROTECTION: frozenset({"L3", "demotable", "lease-read"}),
     Obligation.REFUSAL: frozenset({"L3", "minimal-blame"}),
     Obligation.EXPIRY: frozenset({"L5", "lease-read"}),
     Obligation.RELEASE: frozenset({"L4", "demotable"}),
-    Obligation.RESTORE_FAILURE: frozenset({"load-failed"}),
+    Obligation.REGISTERED: frozenset({"tier-restore"}),
+    Obligation.OBJECT: frozenset({"tier-restore"}),
+    Obligation.CACHE_IDENTITY: frozenset({"tier-identity"}),
+    Obligation.RESTORE: frozenset({"tier-restore"}),
+    Obligation.RESTORE_FAILURE: frozenset({"load-failed", "tier-failed"}),
 }
-"""The litmus programs whose outcome speaks of each obligation: any other run that goes well says
-nothing of it."""
+"""The litmus programs, and those on a tier, whose outcome speaks of each obligation: any other run
+that goes well says nothing of it."""
 
 _STRONGER: Final = {
     Protection.HARD: {Protection.SOFT, Protection.BEST_EFFORT},
@@ -328,6 +332,8 @@ def depth_of_run(wanted: Probe) -> Depth:
     in force is the adapter's policy, one of best effort its bookkeeping.  Raises BadOperation."""
     if engines.find(wanted.engine).package is None:
         return Depth.NONE
+    if wanted.program in tiers.PROGRAMS:
+        return Depth.POLICY
     (program,) = programs.select([wanted.program])
     if program.fold is not None:
         return depth_of_run(Probe(wanted.engine, program.fold))
@@ -396,7 +402,8 @@ def _plain(told: object, what: str) -> str:
 
 def _place(evidence: Evidence) -> str:
     if evidence.probe is not None:
-        return f"kvclaims litmus {evidence.probe.program} --engine {evidence.probe.engine}"
+        command = "tier" if evidence.probe.program in tiers.PROGRAMS else "litmus"
+        return f"kvclaims {command} {evidence.probe.program} --engine {evidence.probe.engine}"
     if evidence.trace is not None:
         return f"trace {evidence.trace.name}"
     if evidence.document is not None:
@@ -408,6 +415,8 @@ def _place(evidence: Evidence) -> str:
 @cache
 def probe(wanted: Probe) -> ProbeResult:
     """Run a litmus program on an engine; one that cannot run here has shown nothing."""
+    if wanted.program in tiers.PROGRAMS:
+        return _probe_tier(wanted)
     (program,) = programs.select([wanted.program])
     command = f"litmus {wanted.program} on {wanted.engine}"
     try:
@@ -427,3 +436,14 @@ def probe(wanted: Probe) -> ProbeResult:
     return ProbeResult(
         report.verdict, f"{command}: {report.verdict}" + (f" ({seen})" if seen else "")
     )
+
+
+def _probe_tier(wanted: Probe) -> ProbeResult:
+    """The same for a program on the engine's tier."""
+    command = f"{wanted.program} on {wanted.engine}"
+    try:
+        report = tiers.run(wanted.engine, wanted.program)
+    except (EngineMissing, NotExposed, BadOperation) as error:
+        return ProbeResult(Verdict.UNKNOWN, f"{command} cannot run here ({error})")
+    said = f" (not so: {report.wrong[0]})" if report.wrong else ""
+    return ProbeResult(report.verdict, f"{command}: {report.verdict}{said}")

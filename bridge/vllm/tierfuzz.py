@@ -16,8 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from kvclaims.bridge.vllm.tierprograms import run_program
 from kvclaims.bridge.vllm.tierworld import TierRun, World, draw_world, quiet
-from kvclaims.checker.tiers import FORMAT
+from kvclaims.checker.tiers import FORMAT, ProgramReport
 from kvclaims.checker.verdicts import Progress, Violation, counted
 from kvclaims.spec.interface import BadOperation, EngineInfo, NotExposed
 from kvclaims.spec.vocabulary import RULES, Verdict
@@ -252,6 +253,11 @@ def shorter(program: TierProgram, finding: Violation) -> tuple[TierProgram, Viol
                 at += size
         size //= 2
     return TierProgram(program.world, tuple(acts)), finding
+
+
+def program(engine: EngineInfo, name: str) -> ProgramReport:
+    """A program of `tierprograms`."""
+    return run_program(engine, name)
 
 
 # -- files -----------------------------------------------------------------------------------------

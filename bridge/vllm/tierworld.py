@@ -34,6 +34,7 @@ from kvclaims.spec.telemetry import Event, TraceError
 from kvclaims.spec.vocabulary import TERMINAL, Phase, Protection, Verdict
 
 SIZE: Final = 4
+_MOST_STEPS: Final = 1000
 LABELS: Final = "ABC"
 OWNERS: Final = ("ann", "bob")
 _FORM: Final = "pretended blocks"
@@ -152,8 +153,11 @@ class TierRun:
         self.findings: list[Violation] = []
         self.counts: Counter[str] = Counter()
         """What has happened, by event; and what was done to the engine."""
+        self.failed_restores: list[str] = []
+        """Claims whose restore was told to have failed."""
         self.monitored = 0
         self._folder = folder
+        folder.mkdir(exist_ok=True)
         self._lives = 0
         self._stale: list[bytes] = []
         """Copies as they were in lives that are over."""
@@ -233,7 +237,7 @@ class TierRun:
         names = sorted(self._tier.copies.values())
         if names:
             name = names[which % len(names)]
-            others = [path.read_bytes() for path in self._files() if path.stem != name]
+            others = [path.read_bytes() for path in self.files() if path.stem != name]
             self.counts[f"harm {how % 4}"] += 1
             self._store.harm(name, how % 4, at, [*others, *self._stale])
 
@@ -298,6 +302,35 @@ class TierRun:
         if {path.name for path in self._store.real.folder.iterdir()} != {"in-use"}:
             self._found("O1", "files are left when the engine has stopped")
         self._judge_trace()
+
+    # -- for programs ----------------------------------------------------------------------------
+
+    @property
+    def claims_made(self) -> list[str]:
+        """The claims of this life, as they are called inside."""
+        return [f"{owner}/{name}" for owner, name in self._claims]
+
+    def also_made(self, *claims: tuple[str, str]) -> None:
+        """Claims that were made past `claim`; they are released in the end."""
+        self._claims += claims
+
+    def introduce(self, request: str) -> None:
+        """Tell the monitor of a request that was made past `ask`."""
+        self._monitor.introduce(REQUEST, request, True)
+
+    def finish(self) -> None:
+        """Step until nothing waits, runs or is written."""
+        while self._driver.flying:
+            self._complete()
+        for _ in range(_MOST_STEPS):
+            if not self._scheduler.has_requests():
+                return
+            self._dispatch()
+            self._complete()
+        self._found("B11", f"after {_MOST_STEPS} steps requests are left over")
+
+    def files(self) -> list[Path]:
+        return sorted(self._store.real.folder.glob("*.kv"))
 
     # -- what is true ----------------------------------------------------------------------------
 
@@ -364,6 +397,8 @@ class TierRun:
                 anew = [key for key, reads in missed.items() if self._reads(key) == reads]
                 if anew:
                     yield "O3", f"{event.claim_id} is restored, and {anew[0]} was never loaded"
+            if event.event == "restoration_failed":
+                self.failed_restores.append(str(event.claim_id))
             if event.event == "restoration_failed" and self._name(str(event.prefix_id)) is False:
                 yield "O2", f"{event.claim_id} is blamed for a copy that is as it was"
             own = event.event == "resident_claim_harmed" and event.data["cause"] != "fault"
@@ -512,11 +547,8 @@ class TierRun:
         (digest,) = self._driver.fingerprint((block,))
         return int(digest)
 
-    def _files(self) -> list[Path]:
-        return sorted(self._store.real.folder.glob("*.kv"))
-
     def _keep_stale(self) -> None:
-        self._stale = [path.read_bytes() for path in self._files()] or self._stale
+        self._stale = [path.read_bytes() for path in self.files()] or self._stale
 
     def _found(self, rule: str, message: str) -> None:
         self.findings.append(Violation(rule, message))
