@@ -405,14 +405,30 @@ class Unmoved(VectorQuantization):
 
 
 class CodesToo(VectorQuantization):
-    """Codes its keys anew for the place."""
+    """Numbers its codewords anew as well: the same keys, and other codes for each block."""
 
     def turned(self, stored: Stored, by: int) -> Stored:
         turned = super().turned(stored, by)
-        codes = stored.parts["keys/0"].tensor ^ 1
-        book = turned.parts["codebook/keys"].tensor.clone()
-        parts = {**turned.parts, "keys/0": Part(Tier.DEVICE, codes)}
-        return replace(turned, parts={**parts, "codebook/keys": Part(Tier.DEVICE, book)})
+        codes = {
+            name: replace(part, tensor=part.tensor ^ 1)
+            for name, part in stored.parts.items()
+            if name.startswith("keys/")
+        }
+        book = turned.parts["codebook/keys"].tensor
+        words = torch.arange(book.shape[-1]) ^ 1
+        parts = {**turned.parts, **codes, "codebook/keys": Part(Tier.DEVICE, book[..., words])}
+        return replace(turned, parts=parts)
+
+
+class Spoiling(VectorQuantization):
+    """Turns what it was asked to, and spoils what it was given."""
+
+    def turned(self, stored: Stored, by: int) -> Stored:
+        turned = super().turned(stored, by)
+        values = stored.parts["codebook/values"]
+        kept = replace(values, tensor=values.tensor.clone())
+        values.tensor.add_(1)
+        return replace(turned, parts={**turned.parts, "codebook/values": kept})
 
 
 class InPlace(VectorQuantization):
@@ -430,7 +446,11 @@ class InPlace(VectorQuantization):
         (Rounding, "turned by 32 places, codebook/keys serves keys off by 0."),
         (OtherWay, "turned by 32 places, codebook/keys serves keys off by "),
         (Unmoved, "turned by 32 places, nothing serves keys off by "),
-        (CodesToo, "; and not a codebook: keys/0"),
+        (
+            CodesToo,
+            "off by 1e-14; and not a codebook: keys/0, keys/1, keys/2, keys/3, keys/4, keys/5",
+        ),
+        (Spoiling, "; and something else was changed"),
         (InPlace, "turned by 32 places, nothing serves keys off by "),
     ],
 )
@@ -772,6 +792,119 @@ def test_a_part_that_is_not_in_its_tier_is_found() -> None:
 
     says = evidence(m.measure(Elsewhere()), "source").says
     assert "block/0 is in another tier than it says" in says
+
+
+class First(Chunks):
+    """Takes a half of the first block from what it has in store, and calls it computed."""
+
+    def store(self, tokens: Sequence[int], query: Any, folder: Path) -> Stored:
+        stored = super().store(tokens, query, folder)
+        first = Part(Tier.DEVICE, self.model.kv(tokens[:16])[1])
+        return replace(stored, parts={**stored.parts, "first": first})
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        loaded = super().load(stored, before, blocks)
+        if loaded.declined or "first" not in stored.parts:
+            return loaded if loaded.declined else Loaded(declined="the first is gone")
+        values = torch.cat((stored.parts["first"].tensor, loaded.values[:, :, 16:]), dim=2)
+        return replace(loaded, values=values)
+
+
+class Empty(Chunks):
+    """Leaves the first block empty, and calls it computed."""
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        loaded = super().load(stored, before, blocks)
+        if loaded.declined:
+            return loaded
+        keys, values = loaded.keys.clone(), loaded.values.clone()
+        keys[:, :, :16] = values[:, :, :16] = 0
+        return replace(loaded, keys=keys, values=values)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "truth"), [(First, "it is read from device"), (Empty, "it needs no model")]
+)
+def test_what_is_not_computed_is_not_called_so(mechanism: Any, truth: str) -> None:
+    says = evidence(m.measure(mechanism()), "source").says
+    assert says.startswith(f"in its place block 0 said to be computed: {truth}")
+
+
+def test_a_token_that_is_no_longer_there_is_another_block() -> None:
+    with TemporaryDirectory() as folder:
+        bench = m.Bench(FileOffload(), Path(folder))
+    there = bench.seen.present.clone()
+    there[40] = False
+    assert bench.case.moved(bench.seen, replace(bench.seen, present=there)) == {2}
+    assert bench.case.moved(bench.seen, bench.seen) == set()
+
+
+def test_a_block_of_which_a_half_is_in_another_tier_is_found() -> None:
+    class Split(FileOffload):
+        """Reads keys from files and values from the device, and tells of the device."""
+
+        def store(self, tokens: Sequence[int], query: Any, folder: Path) -> Stored:
+            stored = super().store(tokens, query, folder)
+            values = Part(Tier.DEVICE, self.model.kv(tokens)[1])
+            return replace(stored, parts={**stored.parts, "values": values})
+
+        def load(
+            self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None
+        ) -> Loaded:
+            loaded = super().load(stored, before, blocks)
+            if loaded.declined or "values" not in stored.parts:
+                return loaded if loaded.declined else Loaded(declined="no values")
+            values = stored.parts["values"].tensor[:, :, : loaded.keys.shape[2]]
+            return replace(loaded, values=values, provenance=("device",) * len(loaded.provenance))
+
+    says = evidence(m.measure(Split()), "source").says
+    assert says == (
+        "in its place block 0, 1, 2, 3, 4, 5 said to be device: it is read from device, file"
+    )
+
+
+def test_what_is_computed_to_look_at_what_lies_there_is_computed() -> None:
+    class Comparing(FileOffload):
+        """Computes all of it, and serves it where the files say the same."""
+
+        def load(
+            self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None
+        ) -> Loaded:
+            loaded = super().load(stored, before, blocks)
+            if loaded.declined:
+                return loaded
+            keys, values = self.model.kv(stored.tokens[: loaded.keys.shape[2]])
+            if not torch.equal(keys, loaded.keys):
+                return Loaded(declined="the files say something else")
+            return replace(loaded, keys=keys, values=values)
+
+    says = found_out(Comparing()).says
+    assert says == "in its place block 0, 1, 2, 3, 4, 5 said to be file: it is computed"
+
+
+class Sealed(FileOffload):
+    """Knows what its files held, and serves nothing where they hold something else."""
+
+    declaration = replace(FileOffload.declaration, identity=("model", "block size", "seal"))
+
+    def store(self, tokens: Sequence[int], query: Any, folder: Path) -> Stored:
+        stored = super().store(tokens, query, folder)
+        return replace(stored, identity={**stored.identity, "seal": self._seal(stored)})
+
+    def _seal(self, stored: Stored) -> str:
+        paths = [part.path for part in stored.parts.values()]
+        return "".join(str(hash(path.read_bytes())) for path in paths if path and path.exists())
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        if stored.identity["seal"] != self._seal(stored):
+            return Loaded(declined="it was written anew")
+        return super().load(stored, before, blocks)
+
+
+def test_a_part_without_which_nothing_is_served_is_read() -> None:
+    report = m.measure(Sealed())
+    assert evidence(report, "source").shows
+    assert (report.measured, report.lowering) == (Fidelity.RESTORABLE, Lowering.NATIVE)
 
 
 def test_words_that_say_nothing_of_a_place_are_found() -> None:
