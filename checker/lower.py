@@ -330,8 +330,9 @@ def _untrue_probe(
 def depth_of_run(wanted: Probe) -> Depth:
     """How deep the adapter reaches that a run needs: an engine of others knows no claims, so one
     in force is the adapter's policy, one of best effort its bookkeeping.  Raises BadOperation."""
-    if engines.find(wanted.engine).package is None:
-        return Depth.NONE
+    if wanted.engine == engines.REFERENCE:
+        return Depth.NONE  # any other engine may say so of itself, and nothing shows it
+    engines.find(wanted.engine)
     if wanted.program in tiers.PROGRAMS:
         return Depth.POLICY
     (program,) = programs.select([wanted.program])
@@ -374,7 +375,7 @@ def _depth_of_trace(lines: Sequence[Mapping[str, Any]], engine: str | None) -> D
     them itself, and one of ours that has more than best effort in force enforces them."""
     if engine is None:
         return Depth.TELEMETRY
-    if engine in engines.names() and engines.find(engine).package is None:
+    if engine == engines.REFERENCE:
         return Depth.NONE
     told = {str(line["protection"]) for line in lines if line.get("protection") is not None}
     return Depth.POLICY if told - {Protection.BEST_EFFORT} else Depth.TELEMETRY

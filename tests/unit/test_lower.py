@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvclaims.checker import lower, obligations, profiles
+from kvclaims.checker import engines, lower, obligations, profiles
 from kvclaims.checker.lower import ProbeResult
 from kvclaims.checker.obligations import read_lines, shown_by
 from kvclaims.checker.profiles import Document, Evidence, Mode, Probe, Profile, Refutation
@@ -992,6 +992,22 @@ def test_what_an_adapter_does_is_not_the_engines_own() -> None:
 )
 def test_how_deep_the_adapter_of_a_run_reaches(engine: str, program: str, depth: Depth) -> None:
     assert lower.depth_of_run(Probe(engine, program)) is depth
+
+
+def test_an_engine_is_not_believed_that_it_knows_claims_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It says that it is no package of others, as only the reference is none."""
+    own = replace(engines.find("vllm"), package=None)
+    monkeypatch.setattr(engines, "find", lambda name: own)
+    assert own.package is None
+    assert lower.depth_of_run(Probe("mine", "L3")) is Depth.POLICY
+    assert lower.depth_of_run(Probe("reference", "L3")) is Depth.NONE
+
+
+def test_an_engine_that_is_none_is_one_clear_line() -> None:
+    with pytest.raises(BadOperation, match="unknown engine 'nope'"):
+        lower.depth_of_run(Probe("nope", "L3"))
 
 
 def test_a_hard_mode_is_not_shown_by_the_run_of_an_expiring_claim() -> None:
