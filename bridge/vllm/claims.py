@@ -171,6 +171,10 @@ class ClaimBook:
         """Block on loan → the claim whose reserve it came from."""
         self.owed = 0
         """Σ owed over all responsible hard claims, kept as they change."""
+        self._guards: Counter[int] = Counter()
+        """Protected block → how many responsible hard claims cover it, kept as they change."""
+        self.version = 0
+        """Another number whenever something may have changed for requests."""
 
     # -- operations ------------------------------------------------------------------------
 
@@ -199,6 +203,10 @@ class ClaimBook:
             raise BadOperation("a duration is positive")
         self._ends_in(claim, duration)
         self._emit("resident_claim_renewed", claim, duration=duration)
+
+    def is_due(self, ticks: int) -> bool:
+        """Whether something may be to do when so much more time has passed."""
+        return bool(self._ends) and self._ends[0][0] <= self.now + ticks
 
     def advance(self, ticks: int) -> None:
         """Let time pass; claims whose time is up expire in order of their end (L6)."""
@@ -247,6 +255,10 @@ class ClaimBook:
             if claim.hard and claim.responsible
         }
 
+    def all_together(self) -> Promise:
+        """What all of them are owed, as if it were one claim's: it fits or not as theirs do."""
+        return Promise(frozenset(self._guards), self.owed)
+
     def draws(self, keys: Sequence[str], first: int) -> dict[int, list[str]]:
         """Positions from `first` on whose content hard claims were promised room for.
 
@@ -287,12 +299,18 @@ class ClaimBook:
 
     # -- what happens to blocks ----------------------------------------------------------------
 
+    @property
+    def awaits_content(self) -> bool:
+        """Whether it matters what was written: a claim wants some content, or has lent for it."""
+        return bool(self._wanted or self._come_back)
+
     def lend(self, claim_id: str, block: int, key: str) -> None:
         """A request took `block` on the claim's reserve, for this content."""
         claim = self.claims[claim_id]
         claim.loans[block] = key
         self._lender[block] = claim
         self.owed -= 1
+        self.version += 1
 
     def freed(self, block: int) -> str | None:
         """Nobody refers to `block` any more: a loan goes back to the reserve of its claim."""
@@ -301,6 +319,7 @@ class ClaimBook:
             return None
         self._come_back[claim.loans.pop(block)] = None
         self.owed += 1
+        self.version += 1
         return claim.name
 
     def written(self, keys: Iterable[str]) -> None:
@@ -671,11 +690,19 @@ class ClaimBook:
 
     def _link(self, claim: Claim, block: int) -> None:
         self._concerns.setdefault(block, set()).add(claim.spec.claim_id)
+        self._guard(claim, block, 1)
 
     def _unlink(self, claim: Claim, block: int) -> None:
         self._concerns[block].discard(claim.spec.claim_id)
         if not self._concerns[block]:
             del self._concerns[block]
+        self._guard(claim, block, -1)
+
+    def _guard(self, claim: Claim, block: int, by: int) -> None:
+        if claim.hard and claim.responsible:
+            self._guards[block] += by
+            if not self._guards[block]:
+                del self._guards[block]
 
     def _concerned(self, lost: Mapping[int, str]) -> list[Claim]:
         """The claims that have one of these blocks in their cover, in order of declaration."""
@@ -762,6 +789,8 @@ class ClaimBook:
     def _leave(self, claim: Claim, to: Phase) -> None:
         """Out of responsibility: nothing is owed or wanted any more."""
         self.owed -= claim.owed
+        for block in claim.cover.values():
+            self._guard(claim, block, -1)
         if claim.hard:
             self.share.give(claim.spec.owner, claim.footprint)
         if claim.offloadable:
@@ -831,6 +860,7 @@ class ClaimBook:
         )
 
     def _emit(self, event: str, claim: Claim, **data: Any) -> None:
+        self.version += 1  # whatever changes is told (T1), but for what is lent and comes back
         data.setdefault("prefix_id", claim.key_at(claim.granted.positions[-1]))
         self._recorder.emit(
             event, claim_id=claim.spec.claim_id, generation=claim.spec.generation, **data

@@ -113,7 +113,7 @@ class Stream:
         while len(scheduler.requests) < self._load.running:
             self._add(self._coming.pop())
         output = scheduler.schedule()
-        scheduler.update_from_output(output, _sampled(scheduler, output))
+        scheduler.update_from_output(output, sampled(scheduler, output))
 
     def close(self) -> None:
         self.scheduler.shutdown()
@@ -124,7 +124,7 @@ class Stream:
         self._add(setup.make_request("fill", tokens, 1, self._hasher))
         while self.scheduler.requests:
             output = self.scheduler.schedule()
-            self.scheduler.update_from_output(output, _sampled(self.scheduler, output))
+            self.scheduler.update_from_output(output, sampled(self.scheduler, output))
 
     def _request(self) -> Any:
         load, number = self._load, self._made
@@ -142,7 +142,7 @@ class Stream:
         self.scheduler.add_request(request)
 
 
-def _sampled(scheduler: Any, output: Any) -> Any:
+def sampled(scheduler: Any, output: Any) -> Any:
     """What a model runner would answer: a token for every request that is past its prompt."""
     from vllm.v1.outputs import ModelRunnerOutput
 

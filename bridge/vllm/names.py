@@ -25,13 +25,14 @@ class ContentChain:
     def __init__(self, block_size: int, salt: str = "") -> None:
         self.block_size = block_size
         self.ids: list[str] = []
+        self._text = ",".join(["%d"] * block_size)
         self._parent = hashlib.sha256(salt.encode()).digest()
 
     def extend(self, tokens: Sequence[int]) -> list[str]:
         """The ids of all full blocks of `tokens`, which begin with those seen before."""
         size = self.block_size
         for start in range(len(self.ids) * size, len(tokens) - size + 1, size):
-            block = ",".join(map(str, tokens[start : start + size]))
+            block = self._text % tuple(tokens[start : start + size])
             self._parent = hashlib.sha256(self._parent + block.encode()).digest()
             self.ids.append(self._parent.hex()[:16])
         return self.ids
@@ -66,9 +67,9 @@ class Names:
 
     def learn(self, request: Any, first: int, last: int) -> None:
         """Remember the names of the request's blocks `first` to `last` (not included)."""
-        ids = self.of_request(request)
+        ids, hashes = self.of_request(request), request.block_hashes
         for position in range(first, min(last, len(ids))):
-            self._by_hash[bytes(request.block_hashes[position])] = ids[position]
+            self._by_hash[bytes(hashes[position])] = ids[position]
 
     def forget_request(self, request_id: str) -> None:
         """The request has ended; the names of its hashes stay, as its content may."""

@@ -22,12 +22,20 @@ UNNAMED: Final = "(engine)"
 """The holder of references that no request's call explains (a connector's, for instance)."""
 
 
+_MORE_KEYS: Final = "cached_block_hashes_by_block"
+"""Where a pool has keys of blocks beside the one that a block itself carries."""
+
 _GROWS: Final = {"take": 1, "draw": 1, "share": 1, "drop": -1, "give_back": -1}
 """By how much a step makes a request's table longer."""
 
 
 class Reactions:
-    """What a claim layer hears while a call is under way; each does nothing by default."""
+    """What a claim layer is asked and hears while a call is under way; nothing by default."""
+
+    def shares(self, request: Any) -> bool:  # noqa: ARG002
+        """Whether blocks of the request become visible; otherwise they do not, as those that vLLM
+        itself masks do not."""
+        return True
 
     def before_taking(self, blocks: int) -> None:
         """So many blocks are about to be taken from the head of the free queue."""
@@ -74,19 +82,25 @@ class PoolObserver:
         self.manager = manager
         self.pool = manager.block_pool
         self.names = names
+        self.allocate: Wrapper = manager.allocate_slots
+        """The manager's own, from before it was watched."""
         self.reactions = Reactions()
         self.held: dict[str, list[int]] = {}
+        self.tables = 0
+        """Another number whenever a request came to hold blocks or let go of one; tables that only
+        grow leave it as it is."""
         self.keys: dict[int, dict[bytes, str]] = {}
         self.where: dict[str, dict[int, None]] = {}
         self.draws: Mapping[int, str] = {}
         """Logical positions that the request now allocating draws from a claim's reserve."""
+        self.request: Any = None
+        """The request that allocates now: calls of the pool that name none are its own."""
         self._alias = alias
-        self._listeners: list[Listener] = []
+        self.listeners: list[Listener] = []
         self._depth = 0
         self._steps: list[tuple[str, dict[str, Any]]] = []
         """What is told of the outermost operation so far: actions and their arguments."""
         self._touched: dict[int, Iterable[bytes]] = {}
-        self._request: Any = None
         self._pinning = False
         self._by_choice = False
         self._place_of: int | None = None
@@ -101,11 +115,11 @@ class PoolObserver:
     # -- what claim layers and runtimes use ------------------------------------------------
 
     def listen(self, listener: Listener) -> None:
-        self._listeners.append(listener)
+        self.listeners.append(listener)
 
     def tell(self, action: str, **args: Any) -> None:
         """Tell one step; its facts follow when the outermost operation ends."""
-        if not self._listeners:
+        if not self.listeners:
             return
         self._steps.append((action, args))
         if self._depth == 0:
@@ -223,7 +237,7 @@ class PoolObserver:
 
     def _own_keys(self, block: Any) -> list[bytes]:
         keys = [] if block.block_hash is None else [block.block_hash]
-        more = getattr(self.pool, "cached_block_hashes_by_block", None)
+        more = getattr(self.pool, _MORE_KEYS, None)
         if more:
             keys.extend(more.get(block.block_id, ()))
         return keys
@@ -238,16 +252,17 @@ class PoolObserver:
     # -- telling -----------------------------------------------------------------------------
 
     def _flush(self) -> None:
+        if not self._steps:
+            self._touched.clear()
+            return
         steps, touched = self._steps.copy(), self._touched.copy()
         self._steps.clear()  # the same list and map: who watches a call has them at hand
         self._touched.clear()
-        if not steps:
-            return
         facts = {b: self.facts(b, also) for b, also in touched.items()}
         action, args = steps.pop()
         last = PoolStep(action, args, facts, self.queue_length())
         for step in (*(PoolStep(action, args) for action, args in steps), last):
-            for listener in self._listeners:
+            for listener in self.listeners:
                 listener(step)
 
     def _learn(self, block: int, raw: bytes, key: str) -> None:
@@ -262,8 +277,14 @@ class PoolObserver:
                 del self.where[key]
                 if not self._in_another_group(key):
                     self.names.forget_key(raw)
-        self._touched[block] = (*self._touched.get(block, ()), raw)
+        if self.listeners:
+            self._touched[block] = (*self._touched.get(block, ()), raw)
         return key
+
+    def _mark(self, block: int) -> None:
+        """Whoever listens is told facts of the block when the operation ends."""
+        if self.listeners:
+            self._touched.setdefault(block, ())
 
     def _in_another_group(self, key: str) -> bool:
         """Whether another KV group has content of the same hash."""
@@ -283,15 +304,18 @@ class PoolObserver:
             for raw in self._lost_keys(b)
         ]
         if gone:
-            by = request or UNNAMED if action == "evict" else None
-            lost = {number: self.keys[number][raw] for number, raw in gone}
-            self.reactions.before_loss(lost, by)
-            for number, raw in gone:
-                self.tell(action, b=number, k=self._unlearn(number, raw))
-            self.reactions.after_loss(lost, by)
+            self._lose(gone, request, action)
         for block in blocks:
-            self._touched.setdefault(block.block_id, ())
+            self._mark(block.block_id)
             self._gain(block, request or UNNAMED)
+
+    def _lose(self, gone: list[tuple[int, bytes]], request: str | None, action: str) -> None:
+        by = request or UNNAMED if action == "evict" else None
+        lost = {number: self.keys[number][raw] for number, raw in gone}
+        self.reactions.before_loss(lost, by)
+        for number, raw in gone:
+            self.tell(action, b=number, k=self._unlearn(number, raw))
+        self.reactions.after_loss(lost, by)
 
     def _lost_keys(self, block: Any) -> list[bytes]:
         known = self.keys.get(block.block_id)
@@ -307,16 +331,18 @@ class PoolObserver:
             if raw not in known:
                 key = self.names.of_key(raw)
                 self._learn(number, raw, key)
-                self.tell("register", r=request, b=number, k=key)
+                if self.listeners:
+                    self.tell("register", r=request, b=number, k=key)
                 self.reactions.registered(number, key)
 
     def _name(self) -> str:
-        return UNNAMED if self._request is None else self._alias(self._request.request_id)
+        return UNNAMED if self.request is None else self._alias(self.request.request_id)
 
     # -- the wrapped calls -------------------------------------------------------------------
 
     def _attach(self) -> None:
         pool, manager = self.pool, self.manager
+        pool_s_own = pool.get_new_blocks
         wrappers: tuple[tuple[Any, str, Wrapper], ...] = (
             (manager, "free", self._free_request),
             (manager, "pop_blocks_for_free", self._pop_for_free),
@@ -333,12 +359,15 @@ class PoolObserver:
         for owner, method, wrapper in wrappers:
             if hasattr(owner, method):
                 self._wrap(owner, method, wrapper)
+        pool.get_new_blocks = self._taking(pool.get_new_blocks, pool_s_own)
         manager.allocate_slots = self._allocating(manager.allocate_slots)
 
     def _wrap(self, owner: Any, method: str, wrapper: Wrapper) -> None:
         inner = getattr(owner, method)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
+            if not self.listeners:
+                return wrapper(inner, *args, **kwargs)
             self._depth += 1  # `operation`, without what a context manager costs at every call
             try:
                 return wrapper(inner, *args, **kwargs)
@@ -360,26 +389,32 @@ class PoolObserver:
 
     @contextmanager
     def _for_request(self, request: Any) -> Iterator[None]:
-        outer, self._request = self._request, request
+        outer, self.request = self.request, request
         try:
             yield
         finally:
-            self._request = outer
+            self.request = outer
 
     def _allocating(self, inner: Wrapper) -> Wrapper:
         """`allocate_slots`, which comes for every request in every step and mostly does nothing:
-        so nothing is looked at twice here."""
+        so nothing is looked at twice here, and only whose call it is where nobody is told."""
         steps, touched = self._steps, self._touched
 
         def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
+            outer = self.request
+            self.request = request
+            if not self.listeners:
+                try:
+                    return inner(request, *args, **kwargs)
+                finally:
+                    self.request = outer
             start = len(steps)
-            outer = self._request
-            self._request, self._granted = request, 0
+            self._granted = 0
             self._depth += 1
             try:
                 return inner(request, *args, **kwargs)
             finally:
-                self._request = outer
+                self.request = outer
                 if len(steps) > start:
                     self._grant(self._alias(request.request_id), start)
                 self._depth -= 1
@@ -387,6 +422,26 @@ class PoolObserver:
                     self._flush()
 
         return allocate_slots
+
+    def _taking(self, watched: Wrapper, inner: Wrapper) -> Wrapper:
+        """`get_new_blocks`, which comes whenever a request fills a block: where nobody is told and
+        nothing is drawn, only tables and lost contents are kept up to date."""
+        keys = self.keys
+
+        def get_new_blocks(num_blocks: int, *args: Any, **kwargs: Any) -> Any:
+            if self.listeners or self.draws or self._place_of is not None:
+                return watched(num_blocks, *args, **kwargs)
+            self.reactions.before_taking(num_blocks)
+            blocks = inner(num_blocks, *args, **kwargs)
+            name = self._name()
+            held = self._table_of(name)
+            for block in blocks:
+                if block.block_hash is not None or keys.get(block.block_id):
+                    self._sync((block,), name, "evict")
+                held.append(block.block_id)
+            return blocks
+
+        return get_new_blocks
 
     def _grant(self, name: str, start: int) -> None:
         """The grant comes first in the machine; its size is known only now."""
@@ -413,7 +468,7 @@ class PoolObserver:
     def _pop_for_free(self, inner: Wrapper, request: Any, *args: Any, **kwargs: Any) -> Any:
         name = self._alias(request.request_id)
         blocks = inner(request, *args, **kwargs)
-        if self._request is None:  # freed later, by a call that names no request
+        if self.request is None:  # freed later, by a call that names no request
             for block in blocks:
                 if not block.is_null:
                     self._leaving.setdefault(block.block_id, []).append(name)
@@ -427,6 +482,7 @@ class PoolObserver:
     def _retire(self, name: str, request: Any, count: int) -> None:
         if name in self.held:
             del self.held[name]
+            self.tables += 1
             self.tell("retire", r=name)
         self.reactions.ended(request, count)
 
@@ -434,7 +490,7 @@ class PoolObserver:
         self.reactions.before_taking(num_blocks)
         blocks = inner(num_blocks, *args, **kwargs)
         name = self._name()
-        held = self.held.setdefault(name, [])
+        held = self._table_of(name)
         for block in blocks:
             number = block.block_id
             self._sync((block,), name, "evict")
@@ -445,7 +501,7 @@ class PoolObserver:
                 self.tell("take", r=name, b=number, **instead)
             else:
                 self.tell("draw", r=name, c=claim, b=number)
-                self.reactions.drawn(claim, number, self._request, len(held) - 1)
+                self.reactions.drawn(claim, number, self.request, len(held) - 1)
         return blocks
 
     def _touch(self, inner: Wrapper, blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
@@ -453,20 +509,29 @@ class PoolObserver:
         queued = [block.ref_cnt == 0 for block in blocks]
         result = inner(blocks, *args, **kwargs)
         name = self._name()
-        ids = [] if self._request is None else self.names.of_request(self._request)
+        ids = [] if self.request is None else self.names.of_request(self.request)
         for block, was_queued in zip(blocks, queued, strict=True):
             if block.is_null:
                 continue
-            self._touched.setdefault(block.block_id, ())
+            self._mark(block.block_id)
             if self._pinning:
                 continue
-            held = self.held.setdefault(name, [])
+            held = self._table_of(name)
             at = len(held) if self._place_of is None else held.index(self._place_of)
-            key = self._found_as(block.block_id, ids, at)
             instead = self._hold(held, block.block_id)
             self._granted += was_queued
-            self.tell("share", r=name, b=block.block_id, k=key, **instead)
+            if self.listeners:
+                key = self._found_as(block.block_id, ids, at)
+                self.tell("share", r=name, b=block.block_id, k=key, **instead)
         return result
+
+    def _table_of(self, name: str) -> list[int]:
+        """The blocks that a request holds, who is to hold more."""
+        held = self.held.get(name)
+        if not held:
+            self.tables += 1
+            held = self.held[name] = []
+        return held
 
     def _hold(self, held: list[int], block: int) -> dict[str, int]:
         """The block enters a request's table: at its end, or in the place of another."""
@@ -496,7 +561,7 @@ class PoolObserver:
             if block.is_null:
                 continue
             number = block.block_id
-            self._touched.setdefault(number, ())
+            self._mark(number)
             if not self._pinning:
                 self._drop(name, number)
         return result
@@ -508,6 +573,7 @@ class PoolObserver:
             if not self._leaving[block]:
                 del self._leaving[block]
         held = self.held.get(name, [])
+        self.tables += 1
         if block in held[-1:]:
             held.pop()
         elif block in held:
@@ -531,21 +597,41 @@ class PoolObserver:
         return result
 
     def _cache_full_blocks(self, inner: Wrapper, *args: Any, **kwargs: Any) -> Any:
-        result = inner(*args, **kwargs)
         given = kwargs
         if args:
             names = ("request", "blocks", "num_cached_blocks", "num_full_blocks")
             given = {**dict(zip(names, args, strict=False)), **kwargs}
         request = given["request"]
+        if not self.reactions.shares(request):
+            return None
+        result = inner(*args, **kwargs)
         first, last = given["num_cached_blocks"], given["num_full_blocks"]
         self.names.learn(request, first, last)
-        blocks = [block for block in given["blocks"][first:last] if not block.is_null]
+        blocks = given["blocks"][first:last]
+        if not self.listeners:
+            self._registered(blocks, request)
+            return result
+        blocks = [block for block in blocks if not block.is_null]
         self._sync(blocks, self._alias(request.request_id), "evict")
         return result
+
+    def _registered(self, blocks: Iterable[Any], request: Any) -> None:
+        """The same where nobody is told: mostly one block, that has nothing but its new key."""
+        for block in blocks:
+            raw, number = block.block_hash, block.block_id
+            if self.keys.get(number) or getattr(self.pool, _MORE_KEYS, None):
+                self._sync((block,), self._alias(request.request_id), "evict")
+            elif raw is not None and not block.is_null:
+                key = self.names.of_key(raw)
+                self.keys[number] = {raw: key}
+                self.where.setdefault(key, {})[number] = None
+                self.reactions.registered(number, key)
 
     def _cache_partial_block(
         self, inner: Wrapper, request: Any, block: Any, *args: Any, **kwargs: Any
     ) -> Any:
+        if not self.reactions.shares(request):
+            return None
         result = inner(request, block, *args, **kwargs)
         self._sync((block,), self._alias(request.request_id), "evict")
         return result

@@ -26,6 +26,8 @@ class Blocked:
     free: int
     drawn: int
     hits: tuple[int, ...] = ()
+    seen: tuple[Any, ...] = ()
+    """What it was judged by: as long as that stays the same, so does the judgement."""
 
     def draws(self, order: Mapping[str, int]) -> list[list[Any]]:
         """Each promised content that the request would compute: its claim and position, the claims

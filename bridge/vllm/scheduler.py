@@ -6,12 +6,16 @@ Enforcement needs three grips, all on the live objects of vLLM:
 - while a request allocates, the pool's free count leaves out the reserves that the request may
   not draw on, so vLLM itself decides that it does not fit;
 - the waiting request that did not fit is judged by `spec.feasibility` (F4): it stays, or ends.
+
+What comes for every request in every step is `allocate_slots` alone, and it goes straight to vLLM
+for a request that runs, unless it takes a block while something is owed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -42,10 +46,15 @@ CLAIM: Final = "kvclaims"
 VERDICT: Final = "kvclaims"
 """Key in the `kv_transfer_params` of the answer: a refusal, and what became of a claim."""
 
+_COUNT: Final = "get_num_free_blocks"
+
+_ALL: Final = "(all claims)"
+
 _REUSED: Final = "cached_prefix_reuse"
 _TAKEN_BACK: Final = "lent_memory_returned"
 """Why a cached block was given up: for a request, or for nobody's sake but the memory's."""
 
+_RUNNING: Final = RequestStatus.RUNNING
 _WAITING: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 _GIVES_WAY: Final = (RequestStatus.RUNNING, RequestStatus.WAITING_FOR_REMOTE_KVS)
 """What a request is whose blocks vLLM frees though it has not ended: it was preempted, or nothing
@@ -60,6 +69,23 @@ def admits_reuse(request: Any) -> bool:
 def _extra_args(request: Any) -> dict[str, Any]:
     params = request.sampling_params
     return (params.extra_args if params is not None else None) or {}
+
+
+@contextmanager
+def _kept_free(pool: Any, blocks: int) -> Iterator[None]:
+    """The pool counts so many blocks less as free, inside."""
+    if not blocks:
+        yield
+        return
+    own, count = vars(pool).get(_COUNT), pool.get_num_free_blocks
+    pool.get_num_free_blocks = lambda: count() - blocks
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(pool, _COUNT)
+        else:
+            setattr(pool, _COUNT, own)
 
 
 class ClaimEnforcer(Reactions):
@@ -83,6 +109,10 @@ class ClaimEnforcer(Reactions):
         self.has_windows = len(self.groups) > 1 or hasattr(self.groups[0], "sliding_window")
         """Whether requests let go of blocks while they run, or have them in several KV groups: then
         no claims are made here, and what a request needs is known at most, not exactly."""
+        hashed = getattr(self.pool, "hash_block_size", self.block_size)
+        self._tables_grow_at_ends = not self.has_windows and hashed == self.block_size
+        """Whether a request that runs takes a block only where the last one of its table is full:
+        with hashes of less than a block, vLLM may copy one that is shared instead."""
         self.usable = self.pool.num_gpu_blocks - 1
         self.names = Names(self.block_size)
         self.observer = PoolObserver(manager, self.names, alias)
@@ -98,7 +128,6 @@ class ClaimEnforcer(Reactions):
         """The tier of offloadable claims, where vLLM was given our connector."""
         self.desk: Desk | None = None
         """Where claims are made and told of while serving; then ended requests are forgotten."""
-        self._withheld = 0
         self._blocked: Blocked | None = None
         self._fresh: dict[tuple[str, int], None] = {}
         """Contents and the blocks that they became visible in since the last step began."""
@@ -107,6 +136,10 @@ class ClaimEnforcer(Reactions):
         self._resetting: str | None = None
         self._admitting: tuple[Any, int, int] | None = None
         """The waiting request that allocates now, its hits, and the free blocks before."""
+        self._settled: tuple[Any, ...] = ()
+        """What the last judgement was made by, where nothing more follows from it (`_seen`)."""
+        self._settled_with: int | None = None
+        """The free blocks then, where the judgement depends on how many there are."""
         self._refused: list[tuple[Any, Judgement]] = []
         self._grip()
         connector = getattr(scheduler, "connector", None)
@@ -115,18 +148,45 @@ class ClaimEnforcer(Reactions):
             self.offloading = attach(self)
 
     def _grip(self) -> None:
-        """Wrap three methods of the live objects (on the instances)."""
-        count_free = self.pool.get_num_free_blocks
-        self.pool.get_num_free_blocks = lambda: count_free() - self._withheld
-        allocate = self.manager.allocate_slots
-        self.manager.allocate_slots = lambda *args, **kwargs: self._allocate(
-            allocate, *args, **kwargs
-        )
-        coordinator = self.manager.coordinator
-        cache_blocks = coordinator.cache_blocks
-        coordinator.cache_blocks = lambda request, *args, **kwargs: (
-            cache_blocks(request, *args, **kwargs) if admits_reuse(request) else None
-        )
+        """Wrap `allocate_slots` of the live object (on the instance)."""
+        observer, book, listeners = self.observer, self.book, self.observer.listeners
+        watched, unwatched = self.manager.allocate_slots, observer.allocate
+
+        def allocate_slots(
+            request: Any,
+            num_new_tokens: int,
+            *more: Any,
+            num_lookahead_tokens: int | None = None,
+            **named: Any,
+        ) -> Any:
+            if num_lookahead_tokens is not None:
+                if (  # as vLLM asks for requests that run: passed on as it is, nothing unpacked
+                    request.status is _RUNNING
+                    and book.owed <= 0
+                    and not (more or named or listeners or self.tells_tables)
+                ):
+                    observer.request = request  # all that the observer's own wrapper would do
+                    try:
+                        return unwatched(
+                            request, num_new_tokens, num_lookahead_tokens=num_lookahead_tokens
+                        )
+                    finally:
+                        observer.request = None
+                named["num_lookahead_tokens"] = num_lookahead_tokens
+            return self._allocate(watched, request, num_new_tokens, *more, **named)
+
+        self.manager.allocate_slots = allocate_slots
+
+    def _takes_freely(self, request: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a request that runs may have what it needs for its next tokens: nothing is owed,
+        or they go into blocks that it has."""
+        if self.book.owed <= 0:
+            return True
+        if not self._tables_grow_at_ends or len(args) != 1:
+            return False
+        held = len(self.observer.held.get(self.alias(request.request_id), ()))
+        end = request.num_computed_tokens + args[0] + kwargs.get("num_lookahead_tokens", 0)
+        return bool(end <= held * self.block_size)
 
     # -- the pool as the claim book sees it ----------------------------------------------------
 
@@ -185,6 +245,9 @@ class ClaimEnforcer(Reactions):
             self.book.end(claim_id, how)
 
     def advance(self, ticks: int) -> None:
+        if not self.book.is_due(ticks):  # as at almost every step
+            self.book.now += ticks
+            return
         with self.observer.operation():
             self.book.advance(ticks)
 
@@ -218,6 +281,9 @@ class ClaimEnforcer(Reactions):
         return True
 
     # -- what the observer tells ---------------------------------------------------------------
+
+    def shares(self, request: Any) -> bool:
+        return admits_reuse(request)
 
     def before_taking(self, blocks: int) -> None:
         if self.book.has_preferred:
@@ -319,6 +385,8 @@ class ClaimEnforcer(Reactions):
         name = self.alias(request.request_id)
         record = RequestRecord(name, admits_reuse(request), ids[-1] if ids else None)
         self.requests.arrived(record, self._blocks(request.num_tokens))
+        if self._settled and self._settled[0][0] == request.request_id:
+            self._settled = ()  # this one is another of that name
         claim = _extra_args(request).get(CLAIM)
         if self.desk is not None and claim is not None:
             plain = not getattr(request, "mm_features", None)
@@ -335,7 +403,7 @@ class ClaimEnforcer(Reactions):
     def _allocate(
         self, allocate: Callable[..., Any], request: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        if request.status == RequestStatus.RUNNING and self.book.owed <= 0:
+        if request.status is _RUNNING and self._takes_freely(request, args, kwargs):
             return self._continue(allocate, request, *args, **kwargs)
         record = self.requests.records.get(self.alias(request.request_id))
         loaded = record is not None and record.state == "running"
@@ -349,12 +417,11 @@ class ClaimEnforcer(Reactions):
         free = self.queue_length()
         if waiting:
             self._admitting = (request, len(hits), free)
-        self._withheld = self.book.owed - len(draws)
         self.observer.draws = {p: self.book.claims[c[0]].name for p, c in draws.items()}
         try:
-            blocks = allocate(request, *args, **kwargs)
+            with _kept_free(self.pool, self.book.owed - len(draws)):
+                blocks = allocate(request, *args, **kwargs)
         finally:
-            self._withheld = 0
             self.observer.draws = {}
         if blocks is not None:
             self._admit_first()
@@ -367,7 +434,7 @@ class ClaimEnforcer(Reactions):
     def _continue(
         self, allocate: Callable[..., Any], request: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """The same for a request that runs while nothing is owed: it takes what it needs."""
+        """The same for a request that runs and takes what it needs."""
         if not self.tells_tables:
             return allocate(request, *args, **kwargs)
         held = len(self.observer.held.get(self.alias(request.request_id), ()))
@@ -417,40 +484,63 @@ class ClaimEnforcer(Reactions):
         asked: Mapping[str, Any],
     ) -> Blocked | None:
         """Why the request did not fit: the whole of it counts, not the chunk that was tried, and
-        what vLLM keeps free for others while a load waits.  None where its need is not known: with
-        windows, unless it has the pool for itself."""
+        what vLLM keeps free for others while a load waits.  None where its need is not known (with
+        windows, unless it has the pool for itself), and where nothing has changed since nothing
+        followed from it: a request may wait for long, and is tried in every step."""
+        reserved = asked.get("reserved_blocks", 0)
+        seen = self._seen(request, hits, reserved)
+        if seen == self._settled and self._settled_with in (None, free):
+            return None
         materializes: dict[str, set[int]] = {}
         for position, claims in draws.items():
             for claim in claims:
                 materializes.setdefault(claim, set()).add(position)
         name = self.alias(request.request_id)
-        active = {r: frozenset(b) for r, b in self.observer.held.items() if r != name}
-        if self.has_windows and any(active.values()):
+        active = {r: frozenset(b) for r, b in self.observer.held.items() if b and r != name}
+        if self.has_windows and active:
             return None
         situation = Situation(
             usable=self.usable,
-            promises=self.book.promises(),
+            promises=self.book.promises() if draws else {_ALL: self.book.all_together()},
             active=active,
             need=self._blocks(request.num_tokens) - len(hits),
             holds=frozenset(hits),
             materializes={c: frozenset(positions) for c, positions in materializes.items()},
         )
         found = judge(situation)
+        if found.outcome is Outcome.REFUSED and not draws:  # now it matters whose they are
+            situation = replace(situation, promises=self.book.promises())
+            found = judge(situation)
         if found.outcome is Outcome.SERVED:
-            situation, found = _kept_for_others(situation, asked.get("reserved_blocks", 0))
-        return Blocked(request, situation, found, free, drawn=len(draws), hits=tuple(hits))
+            situation, found = _kept_for_others(situation, reserved)
+        return Blocked(request, situation, found, free, len(draws), tuple(hits), seen)
+
+    def _seen(self, request: Any, hits: list[int], reserved: int) -> tuple[Any, ...]:
+        """What a judgement is made by, but for how many blocks are free."""
+        request_ = (request.request_id, request.num_tokens, *hits)
+        return (request_, reserved, self.usable, self.book.version, self.observer.tables)
+
+    def _settles(self, blocked: Blocked) -> None:
+        """Nothing more follows from the judgement until something changes.  Where the request
+        waits for all the others that have blocks, they may take more: it waits for them still."""
+        judgement, situation = blocked.judgement, blocked.situation
+        self._settled = blocked.seen
+        waits_on_all = len(judgement.waits_on) == len(situation.active) > 0
+        self._settled_with = None if waits_on_all else blocked.free
 
     def scheduled(self) -> None:
         """vLLM has scheduled a step: what it registered is in flight; act on a blocked request."""
         self._in_flight.append(self._fresh)
         self._fresh = {}
-        blocked, self._blocked = self._blocked, None
-        if blocked is not None:
+        if self._blocked is not None:
+            blocked, self._blocked = self._blocked, None
             self._settle(blocked)
 
     def _settle(self, blocked: Blocked) -> None:
         request, judgement = blocked.request, blocked.judgement
         record = self._record(request)
+        if judgement.outcome in (Outcome.SERVED, Outcome.DEFERRED) or record is None:
+            self._settles(blocked)
         if judgement.outcome is Outcome.SERVED or record is None:
             return  # vLLM waits for a reason of its own (a watermark, an encoder cache)
         order = {c: self.book.claims[c].order for c in blocked.situation.materializes}
@@ -479,18 +569,30 @@ class ClaimEnforcer(Reactions):
     def written(self) -> None:
         """The oldest step in flight has ended: its KV is written, claims cover it (L7)."""
         ended = self._in_flight.popleft() if self._in_flight else {}
-        ended.update(self._fresh)
-        self._fresh = {}
+        if self._fresh:
+            ended.update(self._fresh)
+            self._fresh = {}
         keys: dict[str, None] = {}
         for key, block in ended:
             keys[key] = None
             if block in self.observer.where.get(key, ()):
                 self._unwritten.discard(block)
-        with self.observer.operation():
-            self.book.written(keys)
+        if self.book.awaits_content:
+            with self.observer.operation():
+                self.book.written(keys)
 
     def answers(self, outputs: dict[int, Any]) -> dict[int, Any]:
-        """Add an answer for every request that was refused since the last step."""
+        """Add an answer for every request that was refused since the last step, and to the others
+        what they are to be told of claims."""
+        if self._refused:
+            self._answer_refused(outputs)
+        if self.desk is not None and self.desk.has_answers:
+            self._answer_claims(self.desk, outputs)
+        if self.offloading is not None and self.offloading.unrestored:
+            self._tell_unrestored(self.offloading.unrestored, outputs)
+        return outputs
+
+    def _answer_refused(self, outputs: dict[int, Any]) -> None:
         refused, self._refused = self._refused, []
         for request, judgement in refused:
             output = EngineCoreOutput(
@@ -504,11 +606,6 @@ class ClaimEnforcer(Reactions):
                 outputs[request.client_index] = EngineCoreOutputs(outputs=[output])
             else:
                 known.outputs.append(output)
-        if self.desk is not None and self.desk.has_answers:
-            self._answer_claims(self.desk, outputs)
-        if self.offloading is not None and self.offloading.unrestored:
-            self._tell_unrestored(self.offloading.unrestored, outputs)
-        return outputs
 
     def blamed(self, request_id: str, claims: list[str]) -> list[Any]:
         """These claims as whoever made the request may know them (Q3)."""
@@ -618,11 +715,13 @@ class ClaimScheduling:
             self.enforcer.arrived(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        if self.enforcer is not None and self.enforcer.desk is not None:
-            self.enforcer.desk.tick()
+        enforcer = self.enforcer
+        if enforcer is None:
+            return super().schedule(*args, **kwargs)  # type: ignore[misc]
+        if enforcer.desk is not None:
+            enforcer.desk.tick()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
-        if self.enforcer is not None:
-            self.enforcer.scheduled()
+        enforcer.scheduled()
         return output
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:

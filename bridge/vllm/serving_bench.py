@@ -1,4 +1,4 @@
-"""Claims in vLLM, measured: the paper's runs, a soak, and what idle claims cost a step.
+"""Claims in vLLM, measured: the paper's runs, and a soak.
 
 `ServedPool` is a scheduler that serves, driven by hand: its clock is set, its model pretended (or a
 whole engine's).  Tests use it too.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,7 +22,6 @@ from kvclaims.bridge.serving.settings import Settings
 from kvclaims.bridge.serving.tracefiles import in_order
 from kvclaims.bridge.vllm import setup
 from kvclaims.bridge.vllm.engine import IN_PROCESS, WHOLE_ENGINE
-from kvclaims.bridge.vllm.limits import HardShare
 from kvclaims.bridge.vllm.serving import Serving
 from kvclaims.checker.audit import audit
 from kvclaims.checker.engines import find
@@ -469,84 +467,3 @@ def spoil(driver: Any, copy: str, chance: random.Random) -> None:
     whole = bytearray(path.read_bytes())
     whole[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
     path.write_bytes(whole)
-
-
-# -- what idle claims cost -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Cost:
-    """CPU time of one decode step of a whole engine; `ratio` is against vLLM's own scheduler."""
-
-    claims: str
-    microseconds: float
-    ratio: float
-
-
-def overhead(rounds: int = 9, steps: int = 60) -> list[Cost]:
-    """Eight requests decode on a whole engine, under vLLM's scheduler and under ours with 0, 1 and
-    10,000 idle claims; rounds take turns, medians over all of them."""
-    kinds: dict[str, int | None] = {"vLLM's own scheduler": None, "0": 0, "1": 1, "10,000": 10_000}
-    times: dict[str, list[float]] = {name: [] for name in kinds}
-    for _ in range(rounds):
-        for name, claims in kinds.items():
-            times[name].append(_decode(claims, steps))
-    base = statistics.median(times["vLLM's own scheduler"])
-    return [
-        Cost(name, statistics.median(found) * 1e6, statistics.median(found) / base)
-        for name, found in times.items()
-    ]
-
-
-def _decode(claims: int | None, steps: int) -> float:
-    """Seconds of CPU that a step takes."""
-    pool = _idle(claims) if claims is not None else PlainEngine()
-    for i in range(8):
-        pool.ask(f"d{i}", _one_block(i), answer=steps + 10)
-    for _ in range(5):
-        pool.step()
-    start = time.process_time()
-    for _ in range(steps):
-        pool.step()
-    taken = (time.process_time() - start) / steps
-    pool.close()
-    return taken
-
-
-def _one_block(i: int) -> list[int]:
-    return list(tokens_of((Segment(f"d{i}", 1),), 32))
-
-
-def _idle(claims: int) -> ServedPool:
-    """Claims on one resident block each hold it: as many references as claims.  The pool's cap on
-    hard claims adds footprints up, so it is lifted."""
-    pool = ServedPool(200, 32, Settings(claims_per_owner=20_000), whole=True)
-    pool.enforcer.book.share = HardShare()
-    pool.ask("cache", pool.tokens("K", 1), answer=1)
-    pool.run()
-    for i in range(claims):
-        answer = pool.declare(f"c{i}", "K", 1, duration=3600)
-        assert answer.status == 201, answer
-    return pool
-
-
-class PlainEngine:
-    """The same engine with vLLM's own scheduler."""
-
-    def __init__(self) -> None:
-        setup.quieten(setup.WHOLE)
-        from vllm.v1.core.sched.scheduler import Scheduler
-
-        from kvclaims.bridge.vllm import whole_engine
-
-        self.driver = whole_engine.WholeDriver(PoolConfig(200, 32), kind=Scheduler)
-
-    def ask(self, request: str, tokens: list[int], answer: int) -> None:
-        spec = RequestSpec(request, tuple(tokens), max_new_tokens=answer)
-        self.driver.add(self.driver.request(spec, {}))
-
-    def step(self) -> None:
-        self.driver.step()
-
-    def close(self) -> None:
-        self.driver.close()

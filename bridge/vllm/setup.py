@@ -9,7 +9,7 @@ import sys
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from copy import copy
 from functools import cache
@@ -88,10 +88,10 @@ def boot_noise() -> Iterator[None]:
 
 
 @contextmanager
-def model_folder(max_tokens: int) -> Iterator[str]:
+def model_folder(max_tokens: int, model: Mapping[str, Any] = MODEL) -> Iterator[str]:
     """A folder with nothing but the model's configuration."""
     with tempfile.TemporaryDirectory(prefix="kvclaims-model-") as folder:
-        config = {**MODEL, "max_position_embeddings": max_tokens}
+        config = {**model, "max_position_embeddings": max_tokens}
         (Path(folder) / "config.json").write_text(json.dumps(config))
         yield folder
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import count
@@ -57,6 +57,18 @@ def boot_with_tier() -> None:
     _tier_folder = _tier_folder or TemporaryDirectory(prefix="kvclaims-tier-")
 
 
+_model: Mapping[str, Any] = setup.MODEL
+
+
+def boot_with_model(config: Mapping[str, Any]) -> None:
+    """Let the engine that this process will boot run a model of this configuration.  `BadOperation`
+    once it has booted with another."""
+    global _model  # noqa: PLW0603  (one engine, one model)
+    if _model != config and booted.cache_info().currsize:
+        raise BadOperation("the engine of this process has booted with another model")
+    _model = config
+
+
 @lru_cache(maxsize=1)
 def booted() -> Any:
     """The one engine of this process; it stays, for its end would take torch's groups along."""
@@ -64,7 +76,7 @@ def booted() -> Any:
     if _tier_folder is not None:
         tier["kv_transfer_config"] = setup.tier_config(_tier_folder.name, 1, "recompute")
     most_tokens = (MOST_USABLE + 2) * BLOCK_SIZE
-    with setup.boot_noise(), _no_ffi(), setup.model_folder(most_tokens) as folder:
+    with setup.boot_noise(), _no_ffi(), setup.model_folder(most_tokens, _model) as folder:
         from vllm import LLM
 
         return LLM(
@@ -132,6 +144,10 @@ class WholeDriver:
     def step(self) -> None:
         self._check_current()
         self._core.step_fn()
+
+    def take_over(self) -> None:
+        """The engine goes on with this run, after another has had it."""
+        self._core.scheduler = self.scheduler
 
     def dispatch(self) -> None:
         raise NotExposed("this engine runs a step to its end")

@@ -54,12 +54,39 @@ def test_requests_that_are_not_forgotten_are_found_out(monkeypatch: pytest.Monke
     assert any("remembered at the end" in found for found in report.problems), report.problems
 
 
-def test_a_step_is_priced_beside_more_idle_claims_than_blocks() -> None:
-    from kvclaims.bridge.vllm.serving_bench import overhead
+@pytest.mark.parametrize("load", ["decode", "turnover"])
+def test_a_step_is_priced_beside_more_idle_claims_than_blocks(load: str) -> None:
+    from kvclaims.bridge.vllm.overhead_bench import CLAIMS, LOADS, USABLE, overhead
 
-    costs = overhead(rounds=1, steps=2)
-    assert [cost.claims for cost in costs] == ["vLLM's own scheduler", "0", "1", "10,000"]
-    assert all(cost.microseconds > 0 for cost in costs)
+    (chosen,) = (known for known in LOADS if known.name == load)
+    costs = overhead("none", chosen, pairs=2, steps=3)
+    assert [cost.claims for cost in costs] == [*CLAIMS]
+    assert CLAIMS[-1] > USABLE
+    assert all(0 < cost.scheduler < cost.step for cost in costs)
+
+
+def test_what_every_step_does_more_is_in_the_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    from kvclaims.bridge.vllm.overhead_bench import DECODE, overhead
+    from kvclaims.bridge.vllm.scheduler import ClaimEnforcer
+
+    def slow(_: object) -> None:
+        end = time.thread_time() + 0.002
+        while time.thread_time() < end:
+            pass
+
+    monkeypatch.setattr(ClaimEnforcer, "written", slow)
+    (cost,) = overhead("none", DECODE, pairs=3, steps=4, claims=[0])
+    assert 2000 <= cost.more <= 4000
+    assert cost.part > 1
+
+
+def test_a_pool_that_would_fill_up_is_no_idle_one() -> None:
+    from kvclaims.bridge.vllm.overhead_bench import DECODE, overhead
+
+    with pytest.raises(ValueError, match="fill a pool of 250 blocks"):
+        overhead("none", DECODE, pairs=40)
 
 
 @pytest.mark.parametrize("seed", range(2))
