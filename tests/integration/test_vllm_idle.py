@@ -173,3 +173,21 @@ def test_what_claims_are_owed_together_is_kept_as_they_change(
     monkeypatch.setattr(Life, "_act", checking)
     trace_of(tmp_path / "life", 7, 200, heard=True)
     assert max(checked) > 10 > min(checked)
+
+
+def test_who_runs_takes_no_block_that_is_owed_to_a_claim() -> None:
+    from kvclaims.bridge.vllm.serving_bench import ServedPool
+
+    pool = ServedPool(10, 4)
+    enforcer = pool.enforcer
+    pool.ask("r", pool.tokens("R", 1), answer=20)
+    pool.step()
+    owed = enforcer.queue_length()
+    assert pool.declare("keep", "A", owed).status == 201
+    while pool.scheduler.has_requests():
+        assert enforcer.queue_length() >= enforcer.book.owed == owed
+        pool.step()
+    assert pool.outputs["r"].finish_reason is not None
+    assert pool.serving.tally.outcomes == {"refused": 1}, "it gave way, and does not fit again"
+    assert enforcer.queue_length() == 10
+    pool.close()
