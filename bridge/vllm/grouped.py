@@ -153,9 +153,8 @@ class GroupedRun:
         name = fields["request"]
         if name not in self._loading:
             raise BadOperation(f"request {name!r} is not loaded")
-        self.runner.load(self._loading.pop(name))
         self._loaded.add(name)
-        return ()
+        return list(self.runner.load(self._loading.pop(name)))
 
     def _step(self, fields: Mapping[str, Any]) -> Iterator[Broken]:
         for _ in range(fields.get("times", 1)):

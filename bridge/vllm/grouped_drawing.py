@@ -71,10 +71,11 @@ def _submit(
 ) -> dict[str, Any]:
     (label, blocks, tokens), *rest = text
     if rng.random() < 0.4:  # another end, or none
-        blocks, rest = rng.randint(1, blocks), rest if rng.random() < 0.5 else []
+        blocks, rest = rng.randint(0, blocks), rest if rng.random() < 0.5 else []
     new = rng.choice((1, 1, 2, 5, 9))
     room = (most - new) // layout.unit - 1
-    blocks = max(1, min(blocks, room - sum(part[1] for part in rest)))
+    blocks = max(0, min(blocks, room - sum(part[1] for part in rest)))
+    tokens = tokens if blocks else max(1, tokens)
     content = [[label, blocks, tokens] if tokens else [label, blocks], *rest]
     made = {"op": "submit", "request": request, "content": content, "max_new_tokens": new}
     if layout.connector and rng.random() < 0.6:

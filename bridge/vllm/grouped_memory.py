@@ -139,7 +139,7 @@ class Runner:
             else:
                 self._memory.pop(copy.dst_block_id, None)
         for load in step.loads:
-            self.load(load)
+            yield from self.load(load)
         recurrent = [(g, w) for w in step.work for g, x in self._groups if x.kind == RECURRENT]
         for group, work in recurrent:
             yield from self._read_state(group, work)
@@ -151,17 +151,25 @@ class Runner:
         for group, work in recurrent:
             yield from self._write_state(group, work)
 
-    def load(self, load: Load) -> None:
-        """A transfer fills the blocks of its tables, where there are any."""
+    def load(self, load: Load) -> Iterator[Broken]:
+        """A transfer fills the blocks of its tables; one that is longer than a table is wrong."""
         for group, kind in self._groups:
             size, table = self._sizes[group], load.tables[group]
+            if kind.kind in (RING, REPLAY):
+                continue
+            if (load.end - 1) // size >= len(table):
+                yield (
+                    "B5",
+                    f"tokens {load.start} to {load.end} are loaded, and KV group {group} has "
+                    f"{len(table)} blocks of {size}",
+                )
+                return
             if kind.kind == RECURRENT:
                 self._put(group, table[(load.end - 1) // size], 0, load.text.after(load.end))
-            elif kind.kind not in (RING, REPLAY):
-                for position in range(load.start, load.end):
-                    if position // size < len(table):
-                        kept = load.text.after(position + 1)
-                        self._put(group, table[position // size], position % size, kept)
+                continue
+            for position in range(load.start, load.end):
+                kept = load.text.after(position + 1)
+                self._put(group, table[position // size], position % size, kept)
 
     def _put(self, group: int, block: int, offset: int, kept: int) -> None:
         if not block:

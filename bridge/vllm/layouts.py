@@ -169,24 +169,44 @@ def make_scheduler(layout: Layout, usable: int) -> Any:
 
     try:
         config, groups = _described(layout, usable)
-        if "hash_block_size" not in inspect.signature(Scheduler.__init__).parameters:
-            raise TypeError("blocks of one size alone are hashed")
+        _check_known(layout, Scheduler)
     except (ImportError, TypeError, AttributeError) as error:
         told = f"KV groups {layout.name!r}, in this version: {first_line(error)}"
         raise NotExposed(told) from error
-    scheduler = Scheduler(
-        vllm_config=config,
-        kv_cache_config=groups,
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=layout.step,
-        hash_block_size=layout.unit,
-        log_stats=False,
-    )
+    try:
+        scheduler = Scheduler(
+            vllm_config=config,
+            kv_cache_config=groups,
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=layout.step,
+            hash_block_size=layout.unit,
+            log_stats=False,
+        )
+    except (AssertionError, ValueError, NotImplementedError) as error:
+        if "not support" not in str(error):
+            raise
+        told = f"KV groups {layout.name!r}, in this version: {first_line(error)}"
+        raise NotExposed(told) from error
     scheduler.use_v2_model_runner = False
     scheduler.num_lookahead_tokens = int(layout.has_drafter)  # it writes one token ahead
     if layout.budget:
         scheduler.max_num_scheduled_tokens = layout.budget
     return scheduler
+
+
+def _check_known(layout: Layout, scheduler: type) -> None:
+    """Raises TypeError where a version lacks what the arrangement is about."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    if "hash_block_size" not in inspect.signature(scheduler).parameters:
+        raise TypeError("blocks of one size alone are hashed")
+    if layout.inside and not hasattr(SchedulerOutput, "kv_cache_block_copies"):
+        raise TypeError("no hit ends inside of a block")
+    states = any(group.kind == RECURRENT for group in layout.groups)
+    loads_states = hasattr(KVConnectorBase_V1, "supports_divergent_local_hybrid_hits")
+    if states and layout.connector and not loads_states:
+        raise TypeError("a load brings no state")
 
 
 def _described(layout: Layout, usable: int) -> tuple[Any, Any]:
