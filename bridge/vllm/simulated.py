@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import takewhile
 from typing import Any, Final
 
@@ -66,7 +67,6 @@ def _probed(config: PoolConfig) -> Iterator[None]:
         yield
     except (ImportError, TypeError, ValueError, AttributeError) as error:
         asked = [name for name in ("drafts", "connector") if getattr(config, name)]
-        asked += ["a tier"] if config.host_blocks else []
         asked += ["windows"] if config.windows != (0,) else []
         if not asked:
             raise
@@ -75,11 +75,15 @@ def _probed(config: PoolConfig) -> Iterator[None]:
 
 
 def _check_tier() -> None:
-    """Whether this version asks a connector for what it still has to do; raises where not."""
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+    """Whether this version has what a tier needs, and asks it for what it still has to do."""
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
+        import_module("kvclaims.bridge.vllm.offload")
+    except ImportError as error:
+        raise NotExposed(f"a tier, in this version: {first_line(error)}") from error
     if not hasattr(KVConnectorBase_V1, "has_pending_push_work"):
-        raise AttributeError("connectors have no has_pending_push_work")
+        raise NotExposed("a tier, in this version: connectors have no has_pending_push_work")
 
 
 class SimulatedMemory:
@@ -238,9 +242,9 @@ class SimulatedDriver:
         if config.connector and config.host_blocks:
             raise NotExposed("a connector beside that of the tier")
         kind = AsyncClaimScheduler if config.in_flight > 1 else ClaimScheduler
+        if config.host_blocks:
+            _check_tier()
         with _probed(config):
-            if config.host_blocks:
-                _check_tier()
             self.scheduler = setup.make_scheduler(
                 kind,
                 config.usable,

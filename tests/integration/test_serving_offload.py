@@ -552,3 +552,48 @@ def test_claims_that_come_with_requests_are_told(shop: Shop) -> None:
     assert (told["decision"], told["reason"]) == ("accepted", "fits the tier")
     assert shop.phase("c") == "materialized"
     shop.close()
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, **room: Any) -> Any:
+    """The connector of a pool whose tier was given this."""
+    from kvclaims.bridge.serving.settings import Settings
+    from kvclaims.bridge.vllm import setup
+    from kvclaims.bridge.vllm.serving_bench import ServedPool
+
+    plain = setup.tier_config
+
+    def given(folder: str, blocks: int, policy: str) -> dict[str, Any]:
+        return {**plain(folder, blocks, policy), "kv_connector_extra_config": room}
+
+    monkeypatch.setattr(setup, "tier_config", given)
+    return ServedPool(USABLE, SIZE, Settings(), tier=1)
+
+
+def test_a_tier_may_be_given_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvclaims.bridge.serving.tierfiles import OVERHEAD
+
+    block = 2 * SIZE * 4  # keys and values of a token each, in single precision
+    pool = opened(monkeypatch, folder="x", bytes=10 * (block + OVERHEAD) + 1)
+    told = pool.do("pool").body
+    assert (told["tier_blocks"], told["tier_copy_bytes"]) == (10, block + OVERHEAD)
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("room", "says"),
+    [
+        ({"folder": "x"}, "a folder, and blocks or bytes"),
+        ({"folder": "x", "blocks": 3, "bytes": 3}, "a folder, and blocks or bytes"),
+        ({"folder": "x", "blocks": 3, "floor": 1}, "a folder, and blocks or bytes"),
+        ({"folder": "", "blocks": 3}, "has a folder"),
+        ({"folder": "x", "blocks": 0}, "room for at least one block"),
+        ({"folder": "x", "blocks": True}, "room for at least one block"),
+        ({"folder": "x", "bytes": 2.5}, "room for at least one block"),
+        ({"folder": "x", "bytes": 99}, "room for no block: 1 workers need 560 bytes each for one"),
+    ],
+)
+def test_a_tier_that_cannot_be_meant_is_none(
+    room: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        opened(monkeypatch, **room)
