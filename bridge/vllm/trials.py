@@ -450,7 +450,8 @@ class Drawn:
             for token in output.new_token_ids:
                 behind = chain.names(asked.tokens)[len(asked.tokens)]
                 if not self._worker.is_continuation(name, token, behind):
-                    message = f"{name} is given a token that was not sampled behind its own"
+                    whose = f"session {name}" if asked.is_session else name
+                    message = f"{whose} is given a token that was not sampled behind its own"
                     raise Found("B4", f"{message}, at {len(asked.tokens)}")
                 asked.tokens.append(token)
             if output.finish_reason is not None:
