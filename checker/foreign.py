@@ -141,6 +141,8 @@ def _dynamo(raw: Raw) -> Batch:
     place = f"{source}, {tier}" if tier else source
     on_device = tier in (None, "", "device")
     data = event["data"]
+    if isinstance(data, dict) and len(data) > 1:
+        raise TraceError("an event is stored, removed or cleared, and no two of these")
     if data == "cleared" or (isinstance(data, dict) and "cleared" in data):
         step = Step("cleared", source, on_device=on_device)
     elif "stored" in data:

@@ -71,16 +71,16 @@ class Evidence:
         return {"name": self.name, "shows": self.shows, "says": self.says, **self.figures}
 
 
-ALWAYS: Final = ("model", "identity", "loss", "source", "again")
+ALWAYS: Final = ("model", "identity", "loss", "cut", "source", "again")
 """The evidence that every class stands on."""
 
 NEEDED: Final[Mapping[Fidelity, tuple[str, ...]]] = {
-    Fidelity.EXACT: (*ALWAYS, "bits", "held", "device"),
-    Fidelity.RESTORABLE: (*ALWAYS, "bits", "held", "tier", "spoilt"),
+    Fidelity.EXACT: (*ALWAYS, "bits", "prefix", "held", "device"),
+    Fidelity.RESTORABLE: (*ALWAYS, "bits", "prefix", "held", "tier", "spoilt"),
     Fidelity.POSITION_INDEPENDENT: (*ALWAYS, "rotation", "context"),
-    Fidelity.BOUNDED_LOSS: (*ALWAYS, "bound", "attention"),
+    Fidelity.BOUNDED_LOSS: (*ALWAYS, "bound", "prefix", "attention"),
     Fidelity.LOSSY: (*ALWAYS, "attention"),
-    Fidelity.STATE: (*ALWAYS, "whole", "attention"),
+    Fidelity.STATE: (*ALWAYS, "whole", "prefix", "attention"),
 }
 """The evidence that each class stands on."""
 
@@ -361,11 +361,12 @@ class Bench:
         there[: len(loaded.present)] = loaded.present
         return there
 
-    def output_error(self, loaded: Loaded) -> float:
-        """The largest difference that any query sees in its attention output, relative to it."""
+    def output_error(self, loaded: Loaded, before: tuple[int, ...] = ()) -> float:
+        """The largest difference that any query sees in its attention output behind `before`,
+        relative to it."""
         worst = 0.0
         for query in self.queries:
-            truth = self.model.output(query, TOKENS)
+            truth = self.model.output(query, TOKENS, before)
             if loaded.output is not None:
                 served = loaded.output(query)
             else:
@@ -529,6 +530,59 @@ def _bound(bench: Bench) -> Evidence | None:
     )
 
 
+def _prefix(bench: Bench) -> Evidence:
+    """Behind another prefix, is nothing served but what is computed there (B4), within the bound
+    where one was fixed?"""
+    loaded = bench.mechanism.load(bench.stored, ELSEWHERE)
+    if loaded.declined:
+        return Evidence("", True, f"declined behind another prefix: {loaded.declined}")
+    over, error = 0.0, 0.0
+    if loaded.output is not None:
+        over = error = bench.output_error(loaded, ELSEWHERE)
+    if loaded.keys is not None:
+        errors = bench.errors(loaded, bench.model.kv(TOKENS, ELSEWHERE))
+        bounds = bench.stored.bound or tuple(torch.zeros_like(e) for e in errors)
+        pairs = zip(errors, bounds, strict=True)
+        over = max(over, *(float((e - bound).max()) for e, bound in pairs))
+        error = max(error, *(float(e.max()) for e in errors))
+    return Evidence(
+        "",
+        over < NEAR,
+        f"after {len(ELSEWHERE)} other tokens it is off by {error:.2g} from what is computed there",
+        {"error": error},
+    )
+
+
+def _cut(bench: Bench) -> Evidence:
+    """Asked for its first blocks alone, is it the beginning of what is served whole, or nothing
+    (P5)?"""
+    wrong, declined = [], 0
+    for blocks in range(1, bench.blocks):
+        loaded = bench.mechanism.load(bench.stored, blocks=blocks)
+        if loaded.declined:
+            declined += 1
+        elif not _is_beginning(bench, loaded, blocks):
+            wrong.append(blocks)
+    served = bench.blocks - 1 - declined
+    says = f"{served} of {bench.blocks - 1} beginnings are served, the others declined"
+    if wrong:
+        says += f"; something else for the first {', '.join(map(str, wrong))} blocks"
+    return Evidence("", not wrong, says, {"declined": declined, "wrong": wrong})
+
+
+def _is_beginning(bench: Bench, loaded: Loaded, blocks: int) -> bool:
+    """Whether `loaded` is the first `blocks` blocks of what is served whole; what only answers has
+    no beginning."""
+    whole, part = bench.seen, bench.case.seen(loaded)
+    if whole.keys is None or whole.answers is not None or part.answers is not None:
+        return False
+    end = blocks * bench.model.block
+    beginning = whole.keys[:, :, :end], whole.values[:, :, :end], whole.present[:end]
+    return len(loaded.provenance) == blocks and all(
+        provenance.same(one, other) for one, other in zip(part.tensors, beginning, strict=True)
+    )
+
+
 def _attention(bench: Bench) -> Evidence:
     """What queries see, less than if nothing were served.  It does not follow from an elementwise
     bound, so it stands beside it."""
@@ -556,8 +610,10 @@ def _same_output(bench: Bench) -> Evidence:
 
 
 def _query(bench: Bench) -> Evidence:
-    """Would another query have stored the same?"""
-    differing = _differing(bench.store(), bench.store(query=1))
+    """Would any other query have stored the same?"""
+    own = bench.store()
+    others = (bench.store(query=query) for query in range(1, QUERIES))
+    differing = sorted({name for other in others for name in _differing(own, other)})
     says = (
         f"another query stores other {', '.join(differing)}"
         if differing
@@ -668,21 +724,22 @@ def _carrying(bench: Bench) -> dict[str, int]:
 
 def _whole(bench: Bench) -> Evidence:
     """Is it served whole or not at all?"""
-    prefix = bench.mechanism.load(bench.stored, blocks=1)
+    parts = range(1, bench.blocks)
+    alone = [n for n in parts if not bench.mechanism.load(bench.stored, blocks=n).declined]
     needed = all(
         bench.mechanism.load(
             replace(bench.stored, parts={k: p for k, p in bench.stored.parts.items() if k != name})
         ).declined
         for name in bench.stored.parts
     )
-    says = (
-        "declined for a first block alone" if prefix.declined else "a first block is served alone"
-    )
+    says = "declined for any beginning alone"
+    if alone:
+        says = f"served alone: the first {', '.join(map(str, alone))} of {bench.blocks} blocks"
     return Evidence(
         "",
-        bool(prefix.declined) and needed and not bench.served.declined,
+        not alone and needed and not bench.served.declined,
         f"{says}; {'every part is' if needed else 'not every part is'} needed",
-        {"prefix_served": not prefix.declined, "all_needed": needed},
+        {"prefix_served": bool(alone), "all_needed": needed},
     )
 
 
@@ -813,11 +870,13 @@ MEASURES: Final[Mapping[str, Callable[[Bench], Evidence | None]]] = {
     "commutes": _commutes,
     "context": _context,
     "bound": _bound,
+    "prefix": _prefix,
     "attention": _attention,
     "same output": _same_output,
     "query": _query,
     "identity": _identity,
     "loss": _loss,
+    "cut": _cut,
     "leans": _leans,
     "whole": _whole,
     "source": _source,

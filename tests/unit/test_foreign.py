@@ -583,3 +583,16 @@ def test_what_cannot_be_read_is_one_clear_line(
     error = capsys.readouterr().err
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert says in error
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"stored": {"blocks": [{"block_hash": 1}]}, "removed": {"block_hashes": [9]}},
+        {"cleared": None, "stored": {"blocks": [{"block_hash": 1}]}},
+    ],
+)
+def test_an_event_that_says_two_things_at_once_is_none(tmp_path: Path, data: Any) -> None:
+    event = {"worker_id": 7, "event": {"event_id": 0, "data": data}}
+    with pytest.raises(TraceError, match="line 1: an event is stored, removed or cleared"):
+        judged(tmp_path, [event])

@@ -22,6 +22,7 @@ from kvclaims.reference.mechanisms.file_offload import FileOffload, Lookup  # no
 from kvclaims.reference.mechanisms.files import publish, read  # noqa: E402
 from kvclaims.reference.mechanisms.model import MODEL, TinyModel, rotate, unrotate  # noqa: E402
 from kvclaims.reference.mechanisms.persistent import PersistentReader  # noqa: E402
+from kvclaims.reference.mechanisms.surprise import Surprise  # noqa: E402
 from kvclaims.reference.mechanisms.two_bits import TwoBits  # noqa: E402
 from kvclaims.reference.mechanisms.two_ends import TwoEnds  # noqa: E402
 from kvclaims.reference.mechanisms.vector_quantization import VectorQuantization  # noqa: E402
@@ -908,7 +909,7 @@ def test_a_part_without_which_nothing_is_served_is_read() -> None:
 
 
 def test_words_that_say_nothing_of_a_place_are_found() -> None:
-    shared = found_out(lying("mepic", lambda own: ("computed", *("shared",) * 5)))
+    shared = found_out(lying("mepic", lambda own: ("computed", *("shared" for _ in own[1:]))))
     assert shared.says.startswith("in its place shared: no tier, and not computed")
     short = found_out(lying("less", lambda own: own[:1]))
     assert short.says == "in its place it tells of 1 blocks and serves 6"
@@ -1107,3 +1108,83 @@ def test_a_mechanism_that_breaks_off_is_told_so() -> None:
 
     loss = evidence(m.measure(Broken()), "loss")
     assert (loss.shows, loss.says) == (False, "it raised KeyError: 'a group'")
+
+
+@pytest.mark.parametrize("mechanism", [PersistentReader, FileOffload, TwoEnds, TwoBits, Capsules])
+def test_what_is_served_behind_a_prefix_that_it_was_not_computed_behind_is_found(
+    mechanism: Any,
+) -> None:
+    class IgnoresPrefix(mechanism):  # type: ignore[misc]
+        def load(
+            self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None
+        ) -> Loaded:
+            return super().load(stored, (), blocks)
+
+    report = m.measure(IgnoresPrefix())
+    assert not evidence(report, "prefix").shows
+    assert report.measured in (None, Fidelity.LOSSY)
+    assert report.lowering is Lowering.REJECTED
+
+
+def test_what_is_computed_anew_behind_another_prefix_belongs_there() -> None:
+    class Anew(PersistentReader):
+        def load(
+            self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None
+        ) -> Loaded:
+            whole = super().load(stored, (), blocks)
+            if not before or whole.declined:
+                return whole
+            keys, values = self.model.kv(stored.tokens, before)
+            end = whole.keys.shape[2]
+            computed = ("computed",) * len(whole.provenance)
+            return replace(
+                whole, keys=keys[:, :, :end], values=values[:, :, :end], provenance=computed
+            )
+
+    report = m.measure(Anew())
+    assert evidence(report, "prefix").shows
+    assert (report.measured, report.lowering) == (Fidelity.EXACT, Lowering.NATIVE)
+
+
+@pytest.mark.parametrize("mechanism", [PersistentReader, TwoBits, Surprise])
+def test_a_part_that_is_not_the_beginning_of_the_whole_is_found(mechanism: Any) -> None:
+    class LastBlocks(mechanism):  # type: ignore[misc]
+        def load(
+            self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None
+        ) -> Loaded:
+            whole = super().load(stored, before)
+            if whole.declined or blocks is None:
+                return whole
+            end = blocks * self.model.block
+            keys, values = whole.keys[:, :, -end:], whole.values[:, :, -end:]
+            return Loaded(keys, values, whole.present[-end:], whole.provenance[-blocks:])
+
+    report = m.measure(LastBlocks())
+    assert evidence(report, "cut").figures["wrong"] == [1, 2, 3, 4, 5]
+    assert (report.measured, report.lowering) == (None, Lowering.REJECTED)
+
+
+def test_a_capsule_that_is_served_up_to_its_middle_is_found() -> None:
+    class Halves(Capsules):
+        def load(
+            self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None
+        ) -> Loaded:
+            return super().load(stored, before, None if blocks == 3 else blocks)
+
+    report = m.measure(Halves())
+    assert not evidence(report, "whole").shows
+    assert not evidence(report, "cut").shows
+    assert report.lowering is Lowering.REJECTED
+
+
+def test_what_few_queries_change_is_found() -> None:
+    class OneInEight(PersistentReader):
+        def store(self, tokens: Sequence[int], query: Any, folder: Path) -> Stored:
+            stored = super().store(tokens, query, folder)
+            if query.equal(self.model.queries(8, seed=1)[5]):
+                stored.parts["page/3"].tensor.mul_(2)
+            return stored
+
+    report = m.measure(OneInEight())
+    assert evidence(report, "query").figures["differing"] == ["page/3"]
+    assert report.lowering is Lowering.REJECTED
