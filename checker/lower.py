@@ -77,6 +77,9 @@ _KEPT_IN: Final = {
 _LOST_IN_C1: Final = (Protection.HARD, Protection.DEMOTABLE, Protection.EXPIRING)
 """Modes that forbid what the run of C1 shows: content that is lost while its claim is in force."""
 
+_LOSING: Final = frozenset({"L1", "L2", "C1"})
+"""The litmus programs that, where they hold, show such a loss."""
+
 RunProbe = Callable[[Probe], "ProbeResult"]
 
 
@@ -245,11 +248,16 @@ def _refuted(mode: Mode, run: RunProbe, engine: str | None) -> Iterator[str]:
             yield f"{mode.lowers_to} cannot stand in for {mode.protection}: {shown.says}"
             return
     for refutation in mode.refuted:
-        if refutation.probe.engine != engine:
+        if refutation.probe.engine != engine or not _speaks_against(mode, refutation.probe):
             continue
         shown = run(refutation.probe)
         if shown.verdict is Verdict.HOLDS:
             yield f"{refutation.says}: {shown.says}"
+
+
+def _speaks_against(mode: Mode, wanted: Probe) -> bool:
+    """Whether a run, where it holds, shows a loss that the mode forbids."""
+    return mode.protection in _LOST_IN_C1 and wanted.program in _LOSING
 
 
 _C1: Final = Probe(engines.REFERENCE, "C1")
@@ -279,6 +287,9 @@ def _not_shown(mode: Mode, run: RunProbe, engine: str | None) -> Iterator[str]:
             where, of = refutation.probe.engine, engine or "this runtime"
             yield f"a run on {where} refutes nothing of {of}"
             continue
+        if not _speaks_against(mode, refutation.probe):
+            yield f"litmus {refutation.probe.program} shows no loss that {mode.protection} forbids"
+            continue
         result = run(refutation.probe)
         if result.verdict is not Verdict.VIOLATED:
             yield f"it may be refuted: {result.says}"
@@ -298,6 +309,12 @@ def _untrue(mode: Mode, run: RunProbe, engine: str | None, of: Profile | None) -
             yield from _untrue_probe(mode.protection, obligation, evidence, run, engine)
         elif evidence.trace is not None:
             yield from _untrue_trace(obligation, evidence, engine, of)
+        elif evidence.document is not None and engine is not None and of is not None:
+            version = evidence.document.version
+            if not _is_of(version, of.version):
+                yield (
+                    f"{obligation}: a document of {version} says nothing of {engine} {of.version}"
+                )
 
 
 def _untrue_probe(

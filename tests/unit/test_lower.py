@@ -1042,6 +1042,40 @@ def test_a_run_on_another_engine_refutes_nothing() -> None:
     assert "a run on reference refutes nothing of this runtime" in judged.reasons
 
 
+@pytest.mark.parametrize("program", ["L3", "L7", "observed"])
+def test_a_run_in_which_nothing_is_lost_refutes_nothing(program: str) -> None:
+    refuted = (Refutation(Probe("vllm", program), "it evicts"),)
+    mode = Mode(Protection.HARD, Depth.NONE, Lowering.REJECTED, {}, refuted=refuted)
+    judged = lower.judge(mode, holds, "vllm")
+    assert judged.lowering is Lowering.UNKNOWN
+    assert f"litmus {program} shows no loss that hard_protected forbids" in judged.reasons
+
+
+def test_a_run_without_a_claim_refutes_nothing_that_allows_a_loss() -> None:
+    refuted = (Refutation(Probe("vllm", "L1"), "it evicts"),)
+    mode = Mode(Protection.SOFT, Depth.NONE, Lowering.REJECTED, {}, refuted=refuted)
+    judged = lower.judge(mode, holds, "vllm")
+    assert judged.lowering is Lowering.UNKNOWN
+    assert "litmus L1 shows no loss that soft_priority forbids" in judged.reasons
+
+
+@pytest.mark.parametrize("told", ["0.31", "0.3", "7"])
+def test_a_document_of_another_version_of_what_runs_here_shows_nothing(told: str) -> None:
+    profile = profiles.load("vllm-claims")
+    hard = next(m for m in profile.modes if m.protection is Protection.HARD)
+
+    def read(version: str) -> Mode:
+        other = Evidence(Way.STEERED, "so", document=Document("d", version, "there"))
+        return replace(hard, evidence={**hard.evidence, Obligation.PROTECTION: other})
+
+    judged = lower.judge(read(told), holds, "vllm", profile)
+    assert judged.lowering is Lowering.REJECTED
+    assert judged.reasons == (
+        f"no_loss_by_own_choice: a document of {told} says nothing of vllm 0.32",
+    )
+    assert lower.judge(read("0.32.0"), holds, "vllm", profile).lowering is Lowering.POLICY
+
+
 def test_an_engine_that_cannot_be_imported_has_shown_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
