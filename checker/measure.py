@@ -323,6 +323,9 @@ class Bench:
         self.stranger = deepcopy(mechanism)
         """The mechanism as it was before it stored anything."""
         self.stored = self.store()
+        own = self.stored.bound
+        self.bound = None if own is None else (own[0].clone(), own[1].clone())
+        """What was promised when it was stored, whatever becomes of it later."""
         self.served = mechanism.load(self.stored)
         self.hidden = self._files()
         self.blocks = -(-len(TOKENS) // self.model.block)
@@ -514,12 +517,12 @@ def _context(bench: Bench) -> Evidence:
 
 def _bound(bench: Bench) -> Evidence | None:
     """Is every element within the bound that was fixed when it was stored?"""
-    if bench.stored.bound is None:
+    if bench.bound is None:
         return None
-    if not all(bool(bound.isfinite().all()) for bound in bench.stored.bound):
+    if not all(bool(bound.isfinite().all()) for bound in bench.bound):
         return Evidence("", False, "a bound without end bounds nothing")
     worst, largest = 0.0, 0.0
-    for error, bound in zip(bench.errors(bench.served), bench.stored.bound, strict=True):
+    for error, bound in zip(bench.errors(bench.served), bench.bound, strict=True):
         worst = max(worst, float((error / (bound + NEAR)).max()))
         largest = max(largest, float(bound.max()))
     return Evidence(
@@ -541,7 +544,7 @@ def _prefix(bench: Bench) -> Evidence:
         over = error = bench.output_error(loaded, ELSEWHERE)
     if loaded.keys is not None:
         errors = bench.errors(loaded, bench.model.kv(TOKENS, ELSEWHERE))
-        bounds = bench.stored.bound or tuple(torch.zeros_like(e) for e in errors)
+        bounds = bench.bound or tuple(torch.zeros_like(e) for e in errors)
         pairs = zip(errors, bounds, strict=True)
         over = max(over, *(float((e - bound).max()) for e, bound in pairs))
         error = max(error, *(float(e.max()) for e in errors))

@@ -226,6 +226,21 @@ class Overconfident(TwoBits):
         return replace(stored, bound=(stored.bound[0] / 2, stored.bound[1] / 2))
 
 
+class Afterthought(Overconfident):
+    """Widens its promise to what it served, once it has."""
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        for promised in stored.bound or ():
+            promised.fill_(100)
+        return super().load(stored, before, blocks)
+
+
+def test_a_bound_is_the_one_that_was_fixed_when_it_was_stored() -> None:
+    report = m.measure(Afterthought())
+    assert not evidence(report, "bound").shows
+    assert report.lowering is Lowering.REJECTED
+
+
 def test_a_bound_that_does_not_hold_is_rejected() -> None:
     report = m.measure(Overconfident())
     assert not evidence(report, "bound").shows
