@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from types import ModuleType
 from typing import Any, Final
 
@@ -148,7 +149,7 @@ def contents(
             keys |= _keys(machine, names)
         for name in names:
             known = cache.recall(keys[machine.name, name]) if cache else None
-            found[machine.name, name] = _recalled(known) if known else None
+            found[machine.name, name] = recalled(known, machine.name, name) if known else None
         left = tuple(name for name in names if found[machine.name, name] is None)
         tasks += [(machine, left)] if left else []
     tasks.sort(key=lambda task: len(task[1]), reverse=True)
@@ -200,11 +201,23 @@ def _keys(machine: Machine, names: Sequence[str]) -> dict[tuple[str, str], str]:
     }
 
 
-def _recalled(record: Mapping[str, Any]) -> Content | None:
-    """What was kept, None where it is of another form."""
-    try:
-        seen = tuple((str(premise), str(name)) for premise, name in record["seen"])
-        known = {**record, "seen": seen, "breaks": tuple(record["breaks"]), "cached": True}
-        return Content(**{**known, "verdict": Verdict(record["verdict"])})
-    except (KeyError, TypeError, ValueError):
+def recalled(record: Mapping[str, Any], machine: str, name: str) -> Content | None:
+    """What was kept of this property, or of the actions, of a machine; None where the record is
+    of another form, or of something else."""
+    if record.keys() != {each.name for each in fields(Content)}:
         return None
+    seen, breaks = record["seen"], record["breaks"]
+    words = [record[key] for key in ("machine", "rule", "name", "twin", "instance", "reason")]
+    if not isinstance(seen, list) or not all(isinstance(one, list) for one in seen):
+        return None
+    if not isinstance(breaks, list) or any(len(one) != 2 for one in seen):
+        return None
+    if not all(isinstance(word, str) for word in (*words, *breaks, *chain(*seen))):
+        return None
+    # Only what says something is kept, and there is no problem with that.
+    told = record["machine"], record["name"], record["verdict"], record["problem"]
+    if told != (machine, name, Verdict.HOLDS, "") or record["cached"] is not False:
+        return None
+    pairs = tuple((premise, where) for premise, where in seen)
+    own = {**record, "verdict": Verdict.HOLDS, "seen": pairs, "breaks": tuple(breaks)}
+    return Content(**{**own, "cached": True})

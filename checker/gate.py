@@ -403,8 +403,8 @@ def _engine_job(
         parts = [programs, _run("fuzz", name, options, board)]
         if tiers.has_tier(engines.find(name)):
             tier = ["--tier", "--steps", str(TIER_ACTS), "--seed", str(seed)]
-            found = _run("fuzz", name, [*tier, "--output", str(trace.parent)], board)
-            parts.append(replace(found, of="tier"))
+            tier += ["--output", str(trace.parent)]
+            parts.append(_run("fuzz", name, tier, board, "tier"))
         if engines.find(name).faults is not None:
             faults = _run("faults", name, ["--output", str(trace.parent)], board)
             parts.append(faults)
@@ -413,11 +413,11 @@ def _engine_job(
     return job
 
 
-def _run(command: str, engine: str | None, options: list[str], board: Board) -> Part:
-    """One part in its own process, told on the board."""
-    name = " ".join(filter(None, (command, engine)))
+def _run(command: str, engine: str | None, options: list[str], board: Board, of: str = "") -> Part:
+    """One part in its own process, told on the board; `of` says which part of the engine."""
+    name = " ".join(filter(None, (command, engine, of)))
     board.begin(name)
-    part = _part(command, engine, options)
+    part = replace(_part(command, engine, options), of=of)
     board.end(name, part.shown)
     return part
 

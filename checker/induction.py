@@ -208,6 +208,15 @@ class Prover:
         """The property after `action`, given every invariant before it."""
         return self.examine(prop, action.name)
 
+    def usable(self, name: str, known: Mapping[str, Shown]) -> dict[str, Shown]:
+        """Those of the kept proofs under the action `name` that take no facts but those that
+        there are."""
+        return {
+            solver: shown
+            for solver, shown in known.items()
+            if not shown.facts or max(shown.facts) < len(self._setting(name).facts)
+        }
+
     def examine(
         self, prop: Property, name: str, known: Mapping[str, Shown] | None = None
     ) -> Obligation:

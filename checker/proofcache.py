@@ -44,6 +44,10 @@ _ENCODERS: Final = (language, logic, induction, smtlib, solvers)
 """Modules whose text decides what an obligation says and how it is decided."""
 
 
+_SEAL: Final = "sha256"
+"""The field of an entry that holds the digest of all the others."""
+
+
 def default_folder() -> Path:
     """The user's cache folder, as the XDG base directories have it."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -66,16 +70,12 @@ class ProofCache:
 
     def find(self, key: str) -> Facts | None:
         """Which facts about sums the kept proof takes; None where none is kept."""
-        try:
-            entry = json.loads(self._path(key).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        if not isinstance(entry, dict) or entry.get("key") != key:
-            return None
+        entry = self._read(key)
         facts = entry.get("facts")
         if entry.get("verdict") != Verdict.PROVED or not isinstance(facts, list):
             return None
-        return tuple(facts) if all(type(fact) is int for fact in facts) else None
+        numbers = all(type(fact) is int and fact >= 0 for fact in facts)
+        return tuple(facts) if numbers and len(set(facts)) == len(facts) else None
 
     def keep(self, key: str, facts: Facts, about: Mapping[str, Any]) -> None:
         """Written aside and moved into place; a folder that takes no more costs time only."""
@@ -83,6 +83,7 @@ class ProofCache:
 
     def _write(self, key: str, entry: Mapping[str, Any]) -> None:
         path = self._path(key)
+        entry = {**entry, _SEAL: _sealed(entry)}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(
@@ -95,17 +96,22 @@ class ProofCache:
 
     def recall(self, key: str) -> dict[str, Any] | None:
         """The record kept under a key; None where there is none, or a damaged one."""
-        try:
-            entry = json.loads(self._path(key).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        if not isinstance(entry, dict) or entry.get("key") != key:
-            return None
-        record = entry.get("record")
+        record = self._read(key).get("record")
         return record if isinstance(record, dict) else None
 
     def remember(self, key: str, record: Mapping[str, Any]) -> None:
         self._write(key, {"key": key, "record": dict(record)})
+
+    def _read(self, key: str) -> dict[str, Any]:
+        """What was written under a key; empty where nothing was, or where it is damaged."""
+        try:
+            entry = json.loads(self._path(key).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        if not isinstance(entry, dict) or entry.get("key") != key:
+            return {}
+        seal = entry.pop(_SEAL, None)
+        return entry if seal == _sealed(entry) else {}
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"
@@ -196,6 +202,11 @@ def _action(action: Action) -> Iterable[str]:
 def _encoders() -> str:
     files = [*(Path(str(module.__file__)) for module in _ENCODERS), Path(__file__)]
     return _digest(*(file.read_text(encoding="utf-8") for file in files))
+
+
+def _sealed(entry: Mapping[str, Any]) -> str:
+    """A digest of an entry, in whatever order its fields stand."""
+    return _digest(json.dumps(entry, sort_keys=True))
 
 
 def _digest(*parts: str) -> str:

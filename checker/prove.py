@@ -327,7 +327,8 @@ def _work(group: _Group, ways: Ways) -> list[_Done]:
 def _each(group: _Group, ways: Ways) -> Iterator[_Done]:
     prover = _prover(group.machine, ways)
     written: set[str] = set()
-    for item in group.items:
+    for given in group.items:
+        item = replace(given, known=prover.usable(group.action, given.known))
         if len(item.known) == len(prover.solvers):
             done = _known(group, item, ways)
         else:

@@ -123,6 +123,15 @@ def test_all_is_well(tmp_path: Path, answers: Answers) -> None:
     assert len(report.to_json()["engines"]) == 3
 
 
+def test_progress_calls_a_run_on_a_tier_what_the_table_calls_it(
+    tmp_path: Path, answers: Answers
+) -> None:
+    told: list[str] = []
+    gate(("vllm",), 9.0, 0, tmp_path, told.append, own=False)
+    ended = [line.split(" HOLDS in ")[0] for line in told if " HOLDS in " in line]
+    assert ended == ["litmus vllm", "fuzz vllm", "fuzz vllm tier", "faults vllm"]
+
+
 def test_without_an_engine_the_reference_is_checked_and_that_is_said(
     tmp_path: Path, answers: Answers
 ) -> None:

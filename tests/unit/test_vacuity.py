@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 
 from kvclaims.checker import cli, contents, instances, mustfail
 from kvclaims.checker.altered import instances_of, pinned, pinned_for
-from kvclaims.checker.contents import ACTIONS, examine, examine_actions
+from kvclaims.checker.contents import ACTIONS, Content, examine, examine_actions
 from kvclaims.checker.finite import Instance
 from kvclaims.checker.instances import MACHINES, PINNED
 from kvclaims.checker.mustfail import Entry, broken_by, entries, missing, watched
@@ -243,6 +243,31 @@ def test_what_was_shown_is_kept_by_content(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(mustfail, "entries", lambda: other)
     third = contents.contents([owners.OWNERS], cache=cache)
     assert [content.name for content in third if not content.cached] == [GOAL.name]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("machine", [1]), ("name", 3), ("rule", None), ("verdict", "PROVED")),
+        *(("seen", [["a", 1]]), ("seen", 7), ("breaks", "none"), ("problem", "none at all")),
+        *(("machine", "pool"), ("cached", 2), ("twin", None), ("more", "")),
+    ],
+)
+def test_a_record_of_another_form_is_none(field: str, value: object) -> None:
+    kept = asdict(contents.examine(owners.OWNERS, GOAL))
+    known = json.loads(json.dumps(kept))
+    assert contents.recalled(known, "owners", GOAL.name) == Content(**{**kept, "cached": True})
+    assert contents.recalled({**known, field: value}, "owners", GOAL.name) is None
+
+
+def test_a_damaged_record_counts_as_none(tmp_path: Path) -> None:
+    cache = ProofCache(tmp_path)
+    contents.contents([owners.OWNERS], cache=cache)
+    for file in tmp_path.rglob("*.json"):
+        entry = json.loads(file.read_text())
+        entry["record"]["instance"] = "elsewhere"
+        file.write_text(json.dumps(entry))
+    assert not any(content.cached for content in contents.contents([owners.OWNERS], cache=cache))
 
 
 def test_what_is_vacuous_is_not_kept(tmp_path: Path) -> None:
