@@ -17,7 +17,6 @@ said, and the exit code is 1.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 import time
@@ -72,7 +71,6 @@ def show_paper(engine: str) -> Shown:
 
 
 def show_witness(engine: str, seed: int) -> Shown:
-    logging.getLogger("kvclaims.tier").setLevel(logging.ERROR)  # copies are spoilt on purpose
     found = witness.witness(engine, witness.RUNS, seed, lambda text: print(text, file=sys.stderr))
     code, figures_ = beside("witness", engine, [*found.figures(witness.RUNS)])
     print("\n| runs | | claim at the end |\n|---|---|---|")

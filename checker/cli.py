@@ -13,6 +13,7 @@ import json
 import math
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -303,7 +304,11 @@ def _sources(
 
 
 def _has_an_end(path: Path) -> None:
-    if path.exists() and not path.is_file() and not path.is_dir():
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # who opens it says why it cannot be
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise BadOperation(f"{path}: not a regular file")
 
 

@@ -69,6 +69,7 @@ STUCK_S: Final = 20.0
 """The same within one check, or one recorded run."""
 
 MEMORY: Final = 2 << 30
+"""Bytes that a mutant may take beyond what the process held that judges it."""
 RUNS: Final = 3_000
 """Random runs that are recorded."""
 
@@ -425,11 +426,17 @@ def in_child(work: Callable[[], Answer], limit_s: float = LIMIT_S) -> Answer:
         child.join()
 
 
+def _data() -> int:
+    """Bytes of data that this process has from the one it was forked from, as Linux counts them."""
+    return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+
+
 def _child(work: Callable[[], Answer], limit_s: float, answer: Connection) -> None:
     """Past its processor time the kernel ends the process; past its memory it raises."""
     resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s), int(limit_s)))
     with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        limit = _data() + MEMORY
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     warnings.simplefilter("ignore", SyntaxWarning)  # what a mutant writes need make no sense
     try:
         found = work()

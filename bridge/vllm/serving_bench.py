@@ -12,6 +12,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -258,6 +259,19 @@ class SoakReport:
         yield "every block free, every claim ended, no violation" if not self.problems else "FAILED"
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Copies are harmed on purpose: the log says nothing of it."""
+    log = logging.getLogger("kvclaims.tier")
+    kept = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(kept)
+
+
+@quiet()
 def soak(
     engine: str, requests: int, seed: int, say: Callable[[str], None], per_life: int = 10_000
 ) -> SoakReport:
@@ -265,7 +279,6 @@ def soak(
     monitor as it runs, and by an audit of its trace files when it ends."""
     if engine not in ("vllm", "vllm-engine"):
         raise EngineMissing(f"a soak runs on vllm or vllm-engine, not on {engine!r}")
-    logging.getLogger("kvclaims.tier").setLevel(logging.ERROR)  # copies are spoilt on purpose
     report, start = SoakReport(), time.process_time()
     while report.requests < requests and not report.problems:
         count = min(per_life, requests - report.requests)

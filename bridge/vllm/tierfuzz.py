@@ -16,8 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from kvclaims.bridge.vllm.serving_bench import quiet
 from kvclaims.bridge.vllm.tierprograms import run_program
-from kvclaims.bridge.vllm.tierworld import TierRun, World, draw_world, quiet
+from kvclaims.bridge.vllm.tierworld import TierRun, World, draw_world
 from kvclaims.checker.tiers import FORMAT, ProgramReport
 from kvclaims.checker.verdicts import Progress, Violation, counted
 from kvclaims.spec.interface import BadOperation, EngineInfo, NotExposed

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from kvclaims.bridge.serving.settings import Settings
-from kvclaims.bridge.vllm.serving_bench import ServedPool
-from kvclaims.bridge.vllm.tierworld import LABELS, OWNERS, SIZE, TierRun, World, quiet
+from kvclaims.bridge.vllm.serving_bench import ServedPool, quiet
+from kvclaims.bridge.vllm.tierworld import LABELS, OWNERS, SIZE, TierRun, World
 from kvclaims.checker.tiers import ProgramReport
 from kvclaims.spec.content import fingerprint
 from kvclaims.spec.interface import EngineInfo, RequestSpec

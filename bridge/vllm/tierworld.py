@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import random
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -552,15 +550,3 @@ class TierRun:
 
     def _found(self, rule: str, message: str) -> None:
         self.findings.append(Violation(rule, message))
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Copies are harmed on purpose: the log says nothing of it."""
-    log = logging.getLogger("kvclaims.tier")
-    kept = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(kept)

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from kvclaims.bridge.serving.settings import Settings
-from kvclaims.bridge.vllm.serving_bench import Figure, ServedPool, spoil
+from kvclaims.bridge.vllm.serving_bench import Figure, ServedPool, quiet, spoil
 from kvclaims.checker.audit import audit
 from kvclaims.spec.content import Segment, content_ids, tokens_of
 from kvclaims.spec.interface import EngineMissing, RequestSpec
@@ -77,6 +77,7 @@ class Found:
             yield Figure("witness", quantity, paper, told[quantity])
 
 
+@quiet()
 def witness(engine: str, runs: dict[str, int], seed: int, say: Callable[[str], None]) -> Found:
     """All runs on this engine; raises `EngineMissing`."""
     if engine not in ("vllm", "vllm-engine"):
