@@ -71,6 +71,56 @@ def find_gap(machine: Machine, prop: Property, action: Action | None) -> Gap | N
     return _Ground(machine).search(prop, action)
 
 
+class Places:
+    """Where a condition holds in small states of a machine: each satisfies its axioms and, where
+    `kept`, its invariants, but need not be reachable.  What is asked shares what is built once."""
+
+    def __init__(self, machine: Machine, *, kept: bool = True) -> None:
+        self._ground = _Ground(machine)
+        ground = self._ground
+        self._solver = z3.Solver(ctx=ground.context)
+        self._solver.set("timeout", TIMEOUT_MS)
+        self._solver.add(*ground.limits)
+        invariants = machine.invariants if kept else ()
+        given = (*machine.axioms, *(prop.formula for prop in invariants))
+        self._solver.add(*(ground.term(term, {}, ground.state) for term in given))
+
+    def of_state(self, condition: Term) -> bool | None:
+        """Whether some state has it, a condition without free variables; None: not in time."""
+        return self._ask(condition, {}, self._ground.state)
+
+    def of_step(self, action: Action, condition: Term) -> bool | None:
+        """Whether some step of the action has it, a condition of its parameters and both states."""
+        ground = self._ground
+        before = len(ground.limits)
+        env = ground.params(action)
+        after = ground.after(action.updates, env)
+        more = [*ground.limits[before:], ground.term(action.enabled, env, ground.state)]
+        return self._ask(condition, env, after, *more)
+
+    def of_pair(self, condition: Term, params: tuple[Var, ...] = ()) -> bool | None:
+        """Whether some two states have it, of which the second owes nothing to the first."""
+        ground = self._ground
+        before = len(ground.limits)
+        env = ground.params(Action("any", params, (), (), "any two states"))
+        after = {
+            slot: ground.unknown(f"later {unknown}", slot[0].range)
+            if not slot[0].rigid
+            else unknown
+            for slot, unknown in ground.state.items()
+        }
+        return self._ask(condition, env, after, *ground.limits[before:])
+
+    def _ask(
+        self, condition: Term, env: Mapping[Var, Any], after: State, *more: Any
+    ) -> bool | None:
+        self._solver.push()
+        self._solver.add(*more, self._ground.term(condition, env, self._ground.state, after))
+        answer = self._solver.check()
+        self._solver.pop()
+        return None if answer == z3.unknown else bool(answer == z3.sat)
+
+
 class _Ground:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -80,15 +130,15 @@ class _Ground:
         for symbol in machine.symbols:
             for place in product(*(self.domain(sort) for sort in symbol.domain)):
                 name = f"{symbol.name}({', '.join(map(str, place))})"
-                self.state[symbol, place] = self._unknown(name, symbol.range)
+                self.state[symbol, place] = self.unknown(name, symbol.range)
 
     def search(self, prop: Property, action: Action | None) -> Gap | None:
         solver = z3.Solver(ctx=self.context)
         solver.set("timeout", TIMEOUT_MS)
         solver.add(*(self.term(axiom, {}, self.state) for axiom in self.machine.axioms))
-        env = self._params(action) if action else {}
+        env = self.params(action) if action else {}
         updates = action.updates if action else self.machine.init
-        after = self._after(updates, env)
+        after = self.after(updates, env)
         solver.add(*self.limits)
         if action:
             solver.add(*(self.term(i.formula, {}, self.state) for i in self.machine.invariants))
@@ -109,7 +159,7 @@ class _Ground:
     def domain(self, sort: Sort) -> range:
         return range(SIZES.get(sort.name, DEFAULT_SIZE))
 
-    def _unknown(self, name: str, sort: Sort) -> Any:
+    def unknown(self, name: str, sort: Sort) -> Any:
         if sort == BOOL:
             return z3.Bool(name, self.context)
         unknown = z3.Int(name, self.context)
@@ -119,16 +169,16 @@ class _Ground:
             self.limits.append(unknown >= 0)
         return unknown
 
-    def _params(self, action: Action) -> dict[Var, Any]:
+    def params(self, action: Action) -> dict[Var, Any]:
         """Parameters over uninterpreted sorts are first elements: any other choice is a
         renaming, since no action has two parameters of one such sort.  Others are unknown."""
         env: dict[Var, Any] = {}
         for param in action.params:
             finite = param.sort == BOOL or param.sort in NUMERIC or param.sort.values
-            env[param] = self._unknown("?" + param.name, param.sort) if finite else 0
+            env[param] = self.unknown("?" + param.name, param.sort) if finite else 0
         return env
 
-    def _after(self, updates: tuple[Update, ...], env: Mapping[Var, Any]) -> dict[Slot, Any]:
+    def after(self, updates: tuple[Update, ...], env: Mapping[Var, Any]) -> dict[Slot, Any]:
         after = dict(self.state)
         for update in updates:
             for values in product(*(self.domain(v.sort) for v in update.over)):

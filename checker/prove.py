@@ -19,6 +19,7 @@ from typing import Any, Final
 from kvclaims.checker import smtlib
 from kvclaims.checker.blame import minimal_blame
 from kvclaims.checker.contents import Content, contents
+from kvclaims.checker.emptiness import emptiness
 from kvclaims.checker.induction import (
     INITIALLY,
     QUICK_MS,
@@ -208,6 +209,7 @@ def prove(
     cache = ProofCache(ways.cache) if ways.cache else None
     stated = [m for m in declared if m.name in MACHINES]
     shown = contents(stated, rule, progress, cache, ways.jobs)
+    shown += emptiness(declared, known, rule, progress, cache, ways.jobs)
     return ProofReport(found, time.perf_counter() - start, ways.emit, files, shown, bounded)
 
 

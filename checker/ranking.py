@@ -74,6 +74,21 @@ def ranking_properties(machine: Machine, response: Response) -> Iterator[Propert
 
 
 @dataclass(frozen=True)
+class Taken:
+    """What must be possible for a ranking to say anything: a condition that some state has, or
+    one that some step of the actions named has, each in terms of its parameters."""
+
+    what: str
+    of_state: Term | None = None
+    of_steps: tuple[tuple[Action, Term], ...] = ()
+
+
+def possible(machine: Machine, response: Response, ranking: Ranking) -> Iterator[Taken]:
+    """What the ranking speaks of: its premise before its goal, and each case with its step."""
+    return _Argument(machine, response, ranking).possible()
+
+
+@dataclass(frozen=True)
 class _Case:
     """A helpful case with its variables renamed, so that no parameter has the same name."""
 
@@ -116,6 +131,17 @@ class _Argument:
         yield from self._of_states()
         for action in self.machine.actions:
             yield from self._of_steps(action)
+
+    def possible(self) -> Iterator[Taken]:
+        begins = _some(self.over, self.premise & ~self.goal)
+        yield Taken("the premise holds before the goal does", of_state=begins)
+        for case in self.cases:
+            steps = []
+            for action in map(self.machine.action, case.helpful.fair.actions):
+                here = both(self._open(), case.when, self._same(action, case))
+                steps.append((action, _some((*self.over, *case.chosen), here)))
+            what = f"case {case.number}, {case.helpful.fair.name}, is taken"
+            yield Taken(what, of_steps=tuple(steps))
 
     # -- single states
 
@@ -184,15 +210,18 @@ class _Argument:
                 case.chosen,
             )
             if action.name in case.helpful.fair.actions:
-                params = _params(action, case.helpful.fair.by)
-                same = both(*(eq(p, v) for p, v in zip(params, case.at, strict=True)))
                 yield self._says(
                     action,
                     f"case {case.number} helps",
-                    (here & same) >> either(new(self.goal), self._falls()),
+                    (here & self._same(action, case)) >> either(new(self.goal), self._falls()),
                     "The helpful step makes the rank fall.",
                     case.chosen,
                 )
+
+    def _same(self, action: Action, case: _Case) -> Term:
+        """The step is one for the values that the case speaks of."""
+        params = _params(action, case.helpful.fair.by)
+        return both(*(eq(p, v) for p, v in zip(params, case.at, strict=True)))
 
     def _match(self, action: Action, steps: Steps) -> Term:
         """Whether a step is one of those that cease."""

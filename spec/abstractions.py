@@ -144,6 +144,14 @@ POOL_CLAIMS: Final = Refinement(
         "evict": (Step("lose_by_choice", {"c": _d}, when=_loses(_EVICT.updates, _d), each=_d),),
         "lose": (Step("lose_by_fault", {"c": _d}, when=_loses(_LOSE.updates, _d), each=_d),),
     },
+    apart={
+        "clip": "the pool accepts a claim as it is or not at all: what is granted is said before",
+        "offload": "the pool knows no other tier: there a claim that is offloaded ends",
+        "restore": "the pool knows no other tier",
+        "restored": "the pool knows no other tier",
+        "tick": "the pool does not know time",
+        "renew": "the pool does not know time",
+    },
     lemmas=(
         Property(
             "L7",
@@ -220,6 +228,7 @@ POOL_FEASIBLE: Final = Refinement(
         with_history(POOL, _ANSWERS),
         partitions=(*POOL.partitions, Partition(_committed, (_protected, _ACTIVE_ONLY))),
         given=pool.COROLLARIES,
+        derived=True,
     ),
     abstract=feasible.FEASIBLE,
     meaning="the pool, seen as counts, follows the feasibility rule",

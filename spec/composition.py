@@ -274,6 +274,7 @@ class Composition:
                 *(part.property(prop) for part in self.parts for prop in part.machine.invariants),
                 *self.corollaries,
             ),
+            derived=True,
         )
 
     def _symbols(self) -> Iterator[Symbol]:
@@ -335,6 +336,7 @@ def standing_still(machine: Machine, corollaries: Sequence[Property]) -> Machine
         properties=tuple(replace(prop, on=AT_REST) for prop in corollaries),
         given=machine.invariants,
         views=(),
+        derived=True,
     )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from typing import Final
+from typing import Final, NoReturn
 
 
 class MachineError(ValueError):
@@ -500,11 +500,13 @@ class Machine:
     properties: tuple[Property, ...]
     partitions: tuple[Partition, ...] = ()
     axioms: tuple[Term, ...] = ()
-    """What is assumed of rigid symbols."""
+    """What is assumed, of rigid symbols only: what may change has to be shown."""
     given: tuple[Property, ...] = ()
     """Invariants that are shown elsewhere (of the parts it is composed of, of the machine that it
-    is derived from): premises here, and nothing to show."""
+    is derived from): premises here, and nothing to show.  Only a derived machine may have them."""
     views: tuple[View, ...] = ()
+    derived: bool = False
+    """Whether it is made of other machines, in which what is given is to be shown."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -568,32 +570,55 @@ def renamed(action: Action, names: Mapping[Var, Var]) -> Action:
 
 
 def _check(machine: Machine) -> None:
-    def fail(place: str, what: str) -> None:
-        raise MachineError(f"{machine.name}, {place}: {what}")
-
     fixed = [update.target.symbol for update in machine.init]
     for symbol in machine.symbols:
         if fixed.count(symbol) != (0 if symbol.rigid else 1):
-            fail("init", f"{symbol.name} must be fixed once, or be rigid")
+            _fail(machine, "init", f"{symbol.name} must be fixed once, or be rigid")
     for action in machine.actions:
-        for update in action.updates:
-            target = update.target
-            if target.symbol.rigid or target.symbol not in machine.symbols:
-                fail(action.name, f"{target.symbol.name} cannot be updated")
-            if not set(target.args) <= {*action.params, *update.over}:
-                fail(action.name, f"arguments of {target.symbol.name} must be variables")
-            loose = set(update.value.free) - {*action.params, *update.over}
-            if loose:
-                fail(action.name, f"{loose} is not bound")
-        loose = set(action.enabled.free) - set(action.params)
-        if loose:
-            fail(action.name, f"{loose} is not bound")
-        if action.enabled.speaks_of_new:
-            fail(action.name, "a guard speaks of the new state")
+        _check_action(machine, action)
+    _check_assumed(machine)
     for prop in machine.properties:
         bound = set(machine.action(prop.on).params) if prop.on else set()
         if set(prop.formula.free) - bound:
-            fail(prop.name, "the formula has free variables")
+            _fail(machine, prop.name, "the formula has free variables")
+
+
+def _check_action(machine: Machine, action: Action) -> None:
+    for update in action.updates:
+        target = update.target
+        if target.symbol.rigid or target.symbol not in machine.symbols:
+            _fail(machine, action.name, f"{target.symbol.name} cannot be updated")
+        if not set(target.args) <= {*action.params, *update.over}:
+            _fail(machine, action.name, f"arguments of {target.symbol.name} must be variables")
+        loose = set(update.value.free) - {*action.params, *update.over}
+        if loose:
+            _fail(machine, action.name, f"{loose} is not bound")
+    loose = set(action.enabled.free) - set(action.params)
+    if loose:
+        _fail(machine, action.name, f"{loose} is not bound")
+    if action.enabled.speaks_of_new:
+        _fail(machine, action.name, "a guard speaks of the new state")
+
+
+def _check_assumed(machine: Machine) -> None:
+    """Nothing is assumed that could be false, but for what is to be shown elsewhere."""
+    for number, axiom in enumerate(machine.axioms):
+        read = {part.symbol for part in subterms(axiom) if isinstance(part, App)}
+        moving = sorted(symbol.name for symbol in read if not symbol.rigid)
+        if moving:
+            what = f"{', '.join(moving)} may change, so it is to be shown, not assumed"
+            _fail(machine, f"axiom {number}", what)
+        if axiom.free or axiom.speaks_of_new:
+            _fail(machine, f"axiom {number}", "it has free variables or speaks of the new state")
+    for prop in machine.given:
+        if not machine.derived:
+            _fail(machine, prop.name, "it is given, and the machine is not derived")
+        if prop.of_steps or prop.formula.free:
+            _fail(machine, prop.name, "what is given must be of states, without free variables")
+
+
+def _fail(machine: Machine, place: str, what: str) -> NoReturn:
+    raise MachineError(f"{machine.name}, {place}: {what}")
 
 
 # --- showing -----------------------------------------------------------------------------

@@ -66,6 +66,8 @@ class Refinement:
     lemmas: tuple[Property, ...] = ()
     corollaries: tuple[Property, ...] = ()
     coarse: bool = False
+    apart: Mapping[str, str] = field(default_factory=dict)
+    """For each abstract action that no concrete step takes, why."""
 
     def __post_init__(self) -> None:
         for symbol in self.abstract.symbols:
@@ -95,6 +97,7 @@ class Refinement:
             ),
             given=(*self.concrete.invariants, *self.corollaries),
             views=self.views,
+            derived=True,
         )
 
     @property

@@ -106,3 +106,24 @@ def test_a_property_of_new_state_is_a_step_property() -> None:
 
 def test_equality_of_truths_is_shown_as_equivalence() -> None:
     assert show(eq(on(x), on(y))) == "on(x) ↔ on(y)"
+
+
+def test_an_axiom_speaks_of_what_never_changes() -> None:
+    """Twin: what a machine assumed of a symbol that its steps change would be proved of itself."""
+    with pytest.raises(MachineError, match="axiom 0: on may change"):
+        machine(axioms=(every(x, ~on(x)),))
+    with pytest.raises(MachineError, match="axiom 0: it has free variables"):
+        machine(axioms=(eq(x, y),))
+    assert machine(axioms=(every(x, eq(x, x)),)).axioms
+
+
+def test_only_a_derived_machine_is_given_invariants() -> None:
+    assumed = Property("L1", "assumed", every(x, ~on(x)), "nothing is on")
+    with pytest.raises(MachineError, match="assumed: it is given, and the machine is not derived"):
+        machine(given=(assumed,))
+    assert machine(given=(assumed,), derived=True).invariants[0] is assumed
+    with pytest.raises(MachineError, match="assumed: what is given must be of states"):
+        machine(
+            given=(Property("L1", "assumed", every(x, new(on(x))), "all will be on"),),
+            derived=True,
+        )
