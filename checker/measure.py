@@ -71,7 +71,7 @@ class Evidence:
         return {"name": self.name, "shows": self.shows, "says": self.says, **self.figures}
 
 
-ALWAYS: Final = ("model", "identity", "loss", "cut", "source", "again")
+ALWAYS: Final = ("model", "identity", "loss", "cut", "source", "lengths", "again")
 """The evidence that every class stands on."""
 
 NEEDED: Final[Mapping[Fidelity, tuple[str, ...]]] = {
@@ -313,13 +313,16 @@ def one_thread() -> Iterator[None]:
 class Bench:
     """A mechanism at work on the prompt, beside the model's own truth."""
 
-    def __init__(self, mechanism: Mechanism, folder: Path) -> None:
+    def __init__(
+        self, mechanism: Mechanism, folder: Path, tokens: tuple[int, ...] = TOKENS
+    ) -> None:
         self.mechanism = mechanism
         self.model = mechanism.model
+        self.tokens = tokens
         self._folder = folder
         self._stores = 0
         self.queries = self.model.queries(QUERIES, seed=1)
-        self.truth = self.model.kv(TOKENS)
+        self.truth = self.model.kv(tokens)
         self.stranger = deepcopy(mechanism)
         """The mechanism as it was before it stored anything."""
         self.stored = self.store()
@@ -328,19 +331,33 @@ class Bench:
         """What was promised when it was stored, whatever becomes of it later."""
         self.served = mechanism.load(self.stored)
         self.hidden = self._files()
-        self.blocks = -(-len(TOKENS) // self.model.block)
+        self.blocks = -(-len(tokens) // self.model.block)
         self.case = provenance.Case(
-            mechanism, self.stored, self.store(tokens=OTHER), self.blocks, self.queries
+            mechanism,
+            self.stored,
+            self.store(tokens=OTHER[: len(tokens)]),
+            self.blocks,
+            self.queries,
         )
         """The prompt in store, beside another."""
         self.seen = self.case.seen(self.served)
 
-    def store(self, query: int = 0, tokens: tuple[int, ...] = TOKENS) -> Stored:
+    def shorter(self) -> Iterator[Bench]:
+        """The same with beginnings of the prompt: less than a block; one token more than a block;
+        and as many blocks, of which the last is not full."""
+        block = self.model.block
+        counts = {max(block // 3, 1), block + 1, len(self.tokens) - max(block // 2 - 1, 1)}
+        for count in sorted(counts):
+            folder = self._folder / f"{count} tokens"
+            folder.mkdir()
+            yield Bench(self.mechanism, folder, self.tokens[:count])
+
+    def store(self, query: int = 0, tokens: tuple[int, ...] | None = None) -> Stored:
         """The prompt, or another, stored anew in a folder of its own."""
         self._stores += 1
         folder = self._folder / str(self._stores)
         folder.mkdir()
-        return self.mechanism.store(tokens, self.queries[query], folder)
+        return self.mechanism.store(tokens or self.tokens, self.queries[query], folder)
 
     def _files(self) -> list[str]:
         """The files in store that no part names."""
@@ -360,7 +377,7 @@ class Bench:
 
     def present(self, loaded: Loaded) -> Any:
         """For each token of the prompt whether it is there; what is not served is not."""
-        there = torch.zeros(len(TOKENS), dtype=torch.bool)
+        there = torch.zeros(len(self.tokens), dtype=torch.bool)
         there[: len(loaded.present)] = loaded.present
         return there
 
@@ -369,7 +386,7 @@ class Bench:
         relative to it."""
         worst = 0.0
         for query in self.queries:
-            truth = self.model.output(query, TOKENS, before)
+            truth = self.model.output(query, self.tokens, before)
             if loaded.output is not None:
                 served = loaded.output(query)
             else:
@@ -421,11 +438,12 @@ def _bits(bench: Bench) -> Evidence | None:
         return None
     exact = bench.exact_tokens(bench.served)
     count = int(exact.sum())
-    missing = len(TOKENS) - int(bench.present(bench.served).sum())
+    whole = len(bench.tokens)
+    missing = whole - int(bench.present(bench.served).sum())
     return Evidence(
         "",
-        count == len(TOKENS),
-        f"{count} of {len(TOKENS)} tokens bit for bit equal, {_leading(exact)} of them leading"
+        count == whole,
+        f"{count} of {whole} tokens bit for bit equal, {_leading(exact)} of them leading"
         + (f", {missing} dropped" if missing else ""),
         {"exact": count, "leading": _leading(exact), "dropped": missing},
     )
@@ -438,10 +456,10 @@ def _rotation(bench: Bench) -> Evidence:
     if loaded.declined or loaded.keys is None:
         return Evidence("", False, f"declined elsewhere: {loaded.declined or 'no KV of any token'}")
     context = bench.stored.context
-    keys, values = bench.model.kv(TOKENS, context)
+    keys, values = bench.model.kv(bench.tokens, context)
     turned = bench.model.moved(keys, len(context), len(ELSEWHERE)), values
     kept = _by_token(bench.errors(loaded, turned))
-    anew = _by_token(bench.errors(loaded, bench.model.kv(TOKENS, ELSEWHERE)))
+    anew = _by_token(bench.errors(loaded, bench.model.kv(bench.tokens, ELSEWHERE)))
     error = float(torch.minimum(kept, anew).max())
     return Evidence(
         "",
@@ -506,7 +524,7 @@ def _context(bench: Bench) -> Evidence:
     loaded = bench.mechanism.load(bench.stored, before)
     if loaded.declined or loaded.keys is None:
         return Evidence("", False, loaded.declined or "no KV of any token")
-    error = max(float(e.max()) for e in bench.errors(loaded, bench.model.kv(TOKENS, before)))
+    error = max(float(e.max()) for e in bench.errors(loaded, bench.model.kv(bench.tokens, before)))
     return Evidence(
         "",
         error < NEAR and bool(bench.present(loaded).all()),
@@ -543,7 +561,7 @@ def _prefix(bench: Bench) -> Evidence:
     if loaded.output is not None:
         over = error = bench.output_error(loaded, ELSEWHERE)
     if loaded.keys is not None:
-        errors = bench.errors(loaded, bench.model.kv(TOKENS, ELSEWHERE))
+        errors = bench.errors(loaded, bench.model.kv(bench.tokens, ELSEWHERE))
         bounds = bench.bound or tuple(torch.zeros_like(e) for e in errors)
         pairs = zip(errors, bounds, strict=True)
         over = max(over, *(float((e - bound).max()) for e, bound in pairs))
@@ -852,6 +870,32 @@ def _held(bench: Bench) -> Evidence | None:
     )
 
 
+def _lengths(bench: Bench) -> Evidence:
+    """Is what is served of a prompt of another length as near to the truth as that of the whole,
+    or nothing?  Blocks of the whole are all full."""
+    wrong, declined, asked = [], [], []
+    for other in bench.shorter():
+        count = len(other.tokens)
+        asked.append(count)
+        if other.served.declined:
+            declined.append(count)
+            continue
+        for name, question in AGAINST_TRUTH.items():
+            found = question(other)
+            if not (found and found.shows) and (whole := question(bench)) and whole.shows:
+                wrong.append(f"{name} at {count} tokens: {found.says if found else 'not served'}")
+    says = f"at {_listed(asked)} tokens as at {len(bench.tokens)}"
+    if wrong:
+        says = "; ".join(wrong)
+    elif declined:
+        says += f"; declined at {_listed(declined)} tokens"
+    return Evidence("", not wrong, says, {"lengths": asked, "declined": declined, "wrong": wrong})
+
+
+def _listed(counts: list[int]) -> str:
+    return ", ".join(map(str, counts))
+
+
 def _again(bench: Bench) -> Evidence:
     """After all that was asked, is the same served as at first, and to a reader who has nothing but
     the parts?"""
@@ -865,6 +909,17 @@ def _again(bench: Bench) -> Evidence:
     )
     return Evidence("", not wrong, says, {"wrong": wrong})
 
+
+AGAINST_TRUTH: Final[Mapping[str, Callable[[Bench], Evidence | None]]] = {
+    "bits": _bits,
+    "rotation": _rotation,
+    "context": _context,
+    "bound": _bound,
+    "prefix": _prefix,
+    "attention": _attention,
+    "same output": _same_output,
+}
+"""The questions that compare what is served with what the model computes."""
 
 MEASURES: Final[Mapping[str, Callable[[Bench], Evidence | None]]] = {
     "model": _model,
@@ -887,6 +942,7 @@ MEASURES: Final[Mapping[str, Callable[[Bench], Evidence | None]]] = {
     "tier": _tier,
     "spoilt": _spoilt,
     "held": _held,
+    "lengths": _lengths,
     "again": _again,
 }
 """The questions, by the name of their evidence."""

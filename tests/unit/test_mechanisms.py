@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +20,13 @@ from kvclaims.reference.mechanisms.chunks import Chunks  # noqa: E402
 from kvclaims.reference.mechanisms.facts import Facts  # noqa: E402
 from kvclaims.reference.mechanisms.file_offload import FileOffload, Lookup  # noqa: E402
 from kvclaims.reference.mechanisms.files import publish, read  # noqa: E402
-from kvclaims.reference.mechanisms.model import MODEL, TinyModel, rotate, unrotate  # noqa: E402
+from kvclaims.reference.mechanisms.model import (  # noqa: E402
+    BLOCK,
+    MODEL,
+    TinyModel,
+    rotate,
+    unrotate,
+)
 from kvclaims.reference.mechanisms.persistent import PersistentReader  # noqa: E402
 from kvclaims.reference.mechanisms.surprise import Surprise  # noqa: E402
 from kvclaims.reference.mechanisms.two_bits import TwoBits  # noqa: E402
@@ -631,6 +637,63 @@ def test_an_identity_that_is_only_nearly_that_of_the_object_is_not_met() -> None
 
     found = evidence(m.measure(Loose()), "identity")
     assert found.figures["ignored"] == ["bits", "group", "model", "recent window"]
+
+
+# --- prompts of any length ---------------------------------------------------------------
+
+
+def spoiling(mechanism: type[Any], spoils: Callable[[int], bool]) -> Any:
+    """The mechanism with the last token spoilt of prompts that are `spoils` tokens long."""
+
+    class Changed(mechanism):  # type: ignore[misc]
+        def load(self, stored: Stored, *args: Any, **options: Any) -> Loaded:
+            loaded: Loaded = super().load(stored, *args, **options)
+            if loaded.declined or not spoils(len(stored.tokens)):
+                return loaded
+            if loaded.output is not None:
+                answer = loaded.output
+                return replace(loaded, output=lambda query: 1.5 * answer(query))
+            keys, values = loaded.keys.clone(), loaded.values.clone()
+            keys[:, :, -1] *= -2
+            values[:, :, -1] *= -2
+            return replace(loaded, keys=keys, values=values)
+
+    return Changed()
+
+
+@pytest.mark.parametrize(
+    "spoils",
+    [
+        lambda count: count % BLOCK != 0,
+        lambda count: count > BLOCK and count % BLOCK != 0,
+        lambda count: count < BLOCK,
+    ],
+    ids=["last block not full", "and more than one", "no full block"],
+)
+@pytest.mark.parametrize("mechanism", [PersistentReader, FileOffload, Facts, TwoBits, Capsules])
+def test_what_is_spoilt_at_another_length_is_found(mechanism: type[Any], spoils: Any) -> None:
+    found_out(spoiling(mechanism, spoils), "lengths")
+
+
+def test_a_mechanism_that_breaks_off_at_another_length_is_found() -> None:
+    class Whole(PersistentReader):
+        def store(self, tokens: Sequence[int], query: Any, folder: Path) -> Stored:
+            assert len(tokens) % BLOCK == 0
+            return super().store(tokens, query, folder)
+
+    assert "AssertionError" in found_out(Whole(), "lengths").says
+
+
+def test_what_is_declined_at_another_length_is_not_served_wrong() -> None:
+    class Full(PersistentReader):
+        def load(self, stored: Stored, *args: Any, **options: Any) -> Loaded:
+            if len(stored.tokens) % BLOCK:
+                return Loaded(declined="a block is not full")
+            return super().load(stored, *args, **options)
+
+    report = m.measure(Full())
+    assert (report.measured, report.lowering) == (Fidelity.EXACT, Lowering.NATIVE)
+    assert "declined at 5, 17, 89 tokens" in evidence(report, "lengths").says
 
 
 # --- where blocks come from is found, not believed -------------------------------------------
