@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, get_type_hints
 
+from kvclaims.checker.extent import judge, judge_numbers
 from kvclaims.checker.finite import Instance
 from kvclaims.checker.slices import SLICES
 from kvclaims.spec.abstractions import POOL_CLAIMS, POOL_FEASIBLE
@@ -428,7 +429,8 @@ _BUILDERS: Final[dict[str, Callable[..., Instance]]] = {
 def instance(name: str, settings: Mapping[str, str]) -> Instance:
     """The instance `name`, with `--set` values read as whole numbers or lists of them.
 
-    Raises BadOperation for an unknown instance or setting, and for negative sizes.
+    Raises BadOperation for an unknown instance or setting, for negative sizes, and for an
+    instance that is larger than anything that can be explored.
     """
     if name not in KNOWN:
         raise BadOperation(f"unknown machine {name!r} (known: {', '.join(KNOWN)})")
@@ -446,7 +448,10 @@ def instance(name: str, settings: Mapping[str, str]) -> Instance:
         if known[setting] is int and len(numbers) != 1:
             raise BadOperation(f"{setting} takes one number, not {text!r}")
         values[setting] = numbers[0] if known[setting] is int else numbers
-    return _BUILDERS[name](**values)
+    judge_numbers(name, values)
+    made = _BUILDERS[name](**values)
+    judge(name, made)
+    return made
 
 
 def _settings_of(builder: Callable[..., Instance]) -> dict[str, Any]:

@@ -581,8 +581,11 @@ class Search:
         checkpoints.save(path, self._mark_of(), arrays)
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint.  Raises BadOperation for what is none, or another's."""
+        """Go on from a checkpoint.  Raises BadOperation for what is none, or another's, or does
+        not fit together."""
         data = checkpoints.load(path, self._mark_of(), self.name)
+        if odd := self._misshapen(data) or self._unlikely(data):
+            raise checkpoints.damaged(path, odd)
         at, depth, sound, states, whole, reached, self.used = (int(n) for n in data["numbers"])
         self.seen = data["seen"]
         self.level = _Level(data["front"], at, depth, sound)
@@ -595,6 +598,73 @@ class Search:
         first.next[: len(following)] = following
         first.found = len(following)
         self._allow(0)
+
+    def _misshapen(self, data: Mapping[str, Array]) -> str:
+        """Which array is missing, or of another kind or shape than this search has, in words."""
+        one, many = np.dtype(np.int64), (-1,)
+        table = self.kind if self.dense else one
+        expected = {
+            "seen": (table, (words(self.where),) if self.dense else many),
+            "front": (self.kind, many),
+            "next": (self.kind, many),
+            "waiting": (one, (-1, 2)),
+            "fired": (one, (len(self.instance.machine.actions),)),
+            "numbers": (one, (7,)),
+            "broken": (one, (-1, 4)),
+        }
+        if odd := expected.keys() ^ data.keys():
+            return f"{', '.join(sorted(odd))} too few or too many"
+        for name, (kind, shape) in expected.items():
+            array = data[name]
+            fits = len(shape) == array.ndim and all(
+                size in (-1, own) for size, own in zip(shape, array.shape, strict=True)
+            )
+            if array.dtype != kind or not fits:
+                return f"{name} is {array.dtype} {array.shape}"
+        return ""
+
+    def _unlikely(self, data: Mapping[str, Array]) -> str:
+        """Which numbers no search can have come to, in words."""
+        at, depth, sound, states, _, reached, used = map(int, data["numbers"])
+        seen, front, following = data["seen"], data["front"], data["next"]
+        begin, end = data["waiting"][:, 0], data["waiting"][:, 1]
+        if (data["numbers"] < 0).any() or (data["fired"] < 0).any():
+            return "a count is negative"
+        if at > len(front) or sound > len(front) or reached > depth:
+            return "it stands beyond its end"
+        if any(((a < 0) | (a >= self.where.space)).any() for a in (front, following)):
+            return "a state is none of the instance"
+        if ((begin < 0) | (begin >= end) | (end > at)).any():
+            return "what waits is not before where it stands"
+        if not all(self._can_be_broken(depth, *map(int, row)) for row in data["broken"]):
+            return "a rule is broken that there is not"
+        grown = len(seen) >= FIRST_TABLE and not len(seen) & (len(seen) - 1)
+        visited = _ones(seen) if self.dense else int((seen != EMPTY).sum())
+        if not self.dense and (not grown or visited != used):
+            return "the table of states is not as large as it says"
+        # Whatever was met was counted, or waits; but what breaks a rule is not counted.
+        left = len(front) - at + int((end - begin).sum()) + len(following)
+        if visited < states + left or (visited > states + left and not len(data["broken"])):
+            return f"{visited:,} states were met, {states + left:,} were counted or wait"
+        return ""
+
+    def _can_be_broken(self, depth: int, prop: int, level: int, code: int, action: int) -> bool:
+        """Whether an occasion on which a property was broken can be one of this search."""
+        codes = self.where.space if level >= 0 else len(self.compiled.initial)
+        return (
+            0 <= prop < len(self.instance.machine.properties)
+            and -1 <= level <= depth
+            and 0 <= code < codes
+            and -1 <= action < len(self.compiled.actions)
+        )
+
+
+_IN_BYTE: Final = np.array([byte.bit_count() for byte in range(256)], np.uint8)
+
+
+def _ones(bits: Array) -> int:
+    """How many bits of a bitmap are set."""
+    return int(_IN_BYTE[bits.view(np.uint8)].sum(dtype=np.int64))
 
 
 @contextmanager

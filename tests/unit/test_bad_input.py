@@ -53,6 +53,31 @@ def test_a_pool_beyond_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "more than 1,000,000 blocks" in fails(["litmus", str(file)], capsys)
 
 
+@pytest.mark.parametrize(
+    ("machine", "setting", "said"),
+    [
+        ("pool", "blocks=15", "pool: 5,011,890 parts to unroll, 4,000,000 are the most"),
+        ("pool", "blocks=2000", "pool: 4,652,285,222,040 parts to unroll"),
+        ("pool", "blocks=99999999", "pool: blocks 99,999,999 is too large: 1,000,000 is the most"),
+        ("arbitration", "covers=1,99999999", "arbitration: covers 99,999,999 is too large"),
+    ],
+)
+def test_an_instance_beyond_measure_is_refused_before_it_is_built(
+    machine: str,
+    setting: str,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def built(*_: object) -> None:
+        raise AssertionError("it was built")
+
+    monkeypatch.setattr("kvclaims.checker.grounded.compile_instance", built)
+    monkeypatch.setattr("kvclaims.checker.explore.compile_instance", built)
+    for engine in ("native", "python", "symbolic"):
+        assert said in fails(["explore", machine, "--set", setting, "--by", engine], capsys)
+
+
 # --- files that are none -----------------------------------------------------------------
 
 JUNK = b"\xff\xfe\x00junk"

@@ -11,10 +11,12 @@ from io import StringIO
 from itertools import count
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
+import numpy as np
 import pytest
 
-from kvclaims.checker import cli, instances, native, planning
+from kvclaims.checker import checkpoint, cli, instances, native, planning
 from kvclaims.checker.explore import ExploreReport, explore_instance
 from kvclaims.checker.finite import Instance
 from kvclaims.checker.grounded import ground
@@ -306,6 +308,69 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     for name, said in (("x.npz", "x.npz is no checkpoint"), ("absent.npz", "no such checkpoint")):
         with pytest.raises(BadOperation, match=said):
             explore_native(instances.blockclaims(), "S", None, Way(resume=tmp_path / name))
+
+
+def _halfway(path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Instance:
+    """A checkpoint in the middle of a level."""
+    instance = instances.PINNED[name]()
+    with monkeypatch.context() as patched:
+        patched.setattr(native, "CHUNK", 16)
+        patched.setattr(Search, "_round", _interrupted(Search._round, 20))
+        with pytest.raises(Interrupted):
+            explore_native(instance, name, None, Way(checkpoint=path))
+    return instance
+
+
+def _largest(codes: Any) -> Any:
+    """As many numbers, of which none is that of a state."""
+    return np.full_like(codes, np.iinfo(codes.dtype).max)
+
+
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+
+DAMAGES: dict[str, Change] = {
+    "seen is shorter": lambda d: {"seen": d["seen"][:-1]},
+    "seen is empty": lambda d: {"seen": d["seen"][:0]},
+    "seen is cleared": lambda d: {"seen": np.zeros_like(d["seen"])},
+    "front is of fractions": lambda d: {"front": d["front"].astype(float)},
+    "front is a table": lambda d: {"front": d["front"].reshape(1, -1)},
+    "a state that is none": lambda d: {"front": _largest(d["front"])},
+    "a state below zero": lambda d: {"front": d["front"] * 0 - 1},
+    "next is none": lambda d: {"next": _largest(d["next"])},
+    "numbers are few": lambda d: {"numbers": d["numbers"][:-1]},
+    "a count below zero": lambda d: {"numbers": -d["numbers"]},
+    "it stands further": lambda d: {"numbers": d["numbers"] + 1_000_000},
+    "front is missing": lambda d: {"front": None},
+    "fired is short": lambda d: {"fired": d["fired"][:-1]},
+    "nothing is left to do": lambda d: {
+        "front": d["front"][:0], "next": d["next"][:0], "waiting": d["waiting"][:0],
+        "numbers": d["numbers"] * [0, 1, 0, 1, 1, 1, 1],
+    },
+    "something waits that is not there": lambda d: {"waiting": np.array([[0, 1 << 40]])},
+    "a rule that is none": lambda d: {"broken": np.array([[999, 0, 0, -1]])},
+    "one more": lambda d: {"more": d["fired"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["blockclaims", "trace/facts"])
+@pytest.mark.parametrize("sealed", [False, True], ids=["as it is", "with a digest of its own"])
+@pytest.mark.parametrize("change", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_is_refused(
+    change: Change, sealed: bool, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "at.npz"
+    instance = _halfway(path, name, monkeypatch)
+    with np.load(path) as saved:
+        data = dict(saved)
+    odd = {key: array for key, array in {**data, **change(data)}.items() if array is not None}
+    if sealed:
+        search = str(odd.pop("search"))
+        del odd["digest"]
+        checkpoint.save(path, search, odd)
+    else:
+        np.savez(path, allow_pickle=False, **odd)
+    with pytest.raises(BadOperation, match=r"at\.npz is a damaged checkpoint: "):
+        explore_native(instance, name, None, Way(resume=path))
 
 
 def test_a_checkpoint_that_cannot_be_written_is_told(tmp_path: Path) -> None:
