@@ -8,16 +8,22 @@ shows what was written where, whatever tables say afterwards.
 
 from __future__ import annotations
 
+import ast
 import errno
+import inspect
 import json
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from itertools import takewhile
+from textwrap import dedent
 from typing import Any, Final
+
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from kvclaims.bridge.serving.tierfiles import BadCopy, Buffer
 from kvclaims.bridge.serving.tierqueue import Store, TierQueue
@@ -37,6 +43,7 @@ from kvclaims.spec.content import (
 )
 from kvclaims.spec.fidelity import Fidelity
 from kvclaims.spec.interface import (
+    PRIORITY,
     BadOperation,
     KvEvent,
     NotExposed,
@@ -72,6 +79,18 @@ def _probed(config: PoolConfig) -> Iterator[None]:
             raise
         told = f"{' and '.join(asked)}, in this version: {first_line(error)}"
         raise NotExposed(told) from error
+
+
+@cache
+def _goes_on_past_who_gives_way() -> bool:
+    """Whether a request that preempts itself leaves the step to those behind it (vLLM 0.33)."""
+    schedule = ast.parse(dedent(inspect.getsource(Scheduler.schedule)))
+    return any(
+        isinstance(branch, ast.If)
+        and ast.unparse(branch.test) == "new_blocks is None"
+        and any(isinstance(node, ast.Continue) for node in ast.walk(branch))
+        for branch in ast.walk(schedule)
+    )
 
 
 def _check_tier() -> None:
@@ -241,6 +260,11 @@ class SimulatedDriver:
             raise NotExposed("a connector for several KV groups, in this adapter")
         if config.connector and config.host_blocks:
             raise NotExposed("a connector beside that of the tier")
+        if config.policy == PRIORITY and _goes_on_past_who_gives_way():
+            raise NotExposed(
+                "priority, in this version: who gives way itself does not end the step for those "
+                "behind it, as it does in the reference"
+            )
         kind = AsyncClaimScheduler if config.in_flight > 1 else ClaimScheduler
         if config.host_blocks:
             _check_tier()

@@ -12,7 +12,14 @@ from kvclaims.bridge.vllm.engine import IN_PROCESS
 from kvclaims.checker.fuzz import Ways, first_failure
 from kvclaims.checker.scenes import Scene, scenes
 from kvclaims.checker.supervise import Program, Supervisor, features_of, oracle_for, supervise
-from kvclaims.spec.interface import BadOperation, NotExposed, Observation, PoolConfig, RequestView
+from kvclaims.spec.interface import (
+    PRIORITY,
+    BadOperation,
+    NotExposed,
+    Observation,
+    PoolConfig,
+    RequestView,
+)
 from kvclaims.spec.operations import parse
 from kvclaims.spec.vocabulary import Outcome
 
@@ -292,3 +299,28 @@ def test_more_tokens_than_a_request_ever_has_are_found() -> None:
     run("step")
     run.runtime._driver.computed = lambda _: 99
     assert "B11" in run.broken("step")
+
+
+def _goes_on(self: Any) -> None:
+    """As vLLM 0.33 does where a request has preempted itself."""
+    for new_blocks in self.running:
+        if new_blocks is None:
+            if self.policy:
+                continue
+            break
+
+
+def test_a_version_that_orders_a_step_in_another_way_exposes_no_priority(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from kvclaims.bridge.vllm import simulated
+
+    config = PoolConfig(usable=4, block_size=4, policy=PRIORITY)
+    simulated.SimulatedDriver(config)
+    monkeypatch.setattr(simulated.Scheduler, "schedule", _goes_on)
+    simulated._goes_on_past_who_gives_way.cache_clear()
+    try:
+        with pytest.raises(NotExposed, match="priority, in this version"):
+            simulated.SimulatedDriver(config)
+    finally:
+        simulated._goes_on_past_who_gives_way.cache_clear()
