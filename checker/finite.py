@@ -335,12 +335,16 @@ class _Compiler:
         general = [
             (number, prop)
             for number, prop in enumerate(self.machine.properties)
-            if prop.of_steps and prop.on is None
+            if prop.of_steps and prop.of_all
         ]
         anywhere = self._checker("anywhere", general, {})
         special = {}
         for number, (action, ground) in enumerate(grounds):
-            own = [(i, p) for i, p in enumerate(self.machine.properties) if p.on == action.name]
+            own = [
+                (i, p)
+                for i, p in enumerate(self.machine.properties)
+                if not p.of_all and p.speaks_of(action.name)
+            ]
             if own:
                 special[number] = self._checker(f"after_{number}", own, ground)
 
@@ -359,7 +363,7 @@ class _Compiler:
             wrong = [
                 (i, code)
                 for i, prop in enumerate(self.machine.properties)
-                if prop.of_steps and prop.on in (None, action.name)
+                if prop.of_steps and prop.speaks_of(action.name)
                 and (code := self.code(prop.formula, ground if prop.on else {}, "v", "v")) != 1
             ]  # fmt: skip
             still = self._still(action, ground)

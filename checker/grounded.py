@@ -665,7 +665,7 @@ class _Reader:
         parts = (
             self.value(p.formula, ground if p.on else {}, at, after)
             for p in self.machine.properties
-            if p.of_steps and p.on in (None, action.name)
+            if p.of_steps and p.speaks_of(action.name)
         )
         return self.nodes.junction("and", parts, at.box)
 

@@ -115,7 +115,7 @@ def obligations(machine: Machine, rule: str | None = None) -> Iterator[tuple[Pro
         if not prop.of_steps:
             yield prop, INITIALLY
         for action in machine.actions:
-            if prop.on in (None, action.name):
+            if prop.speaks_of(action.name):
                 yield prop, action.name
 
 

@@ -152,7 +152,7 @@ def content_key(machine: Machine, modules: Iterable[ModuleType], *more: str) -> 
         *map(canonical, machine.axioms),
         *map(_update, machine.init),
         *(part for action in machine.actions for part in _action(action)),
-        *(f"{p.name} {p.on} {p.goal} {canonical(p.formula)}" for p in machine.properties),
+        *(f"{p.name} {p.on} {p.but} {p.goal} {canonical(p.formula)}" for p in machine.properties),
         *sources,
         *more,
     )

@@ -433,7 +433,12 @@ class _Writer:
         if not prop.of_steps:
             yield from self._define(f"{name} ==", prop.formula, "")
             return
-        if prop.on is None:
+        if prop.but:
+            steps = [[self._some(a)] for a in self.machine.actions if prop.speaks_of(a.name)]
+            lines = _after("[][(", _list("\\/", steps, ""))
+            lines += _after(") => (", self._lines(prop.formula))
+            lines[-1] += ")"
+        elif prop.on is None:
             lines = _after("[][", self._lines(prop.formula))
         else:
             action = self.machine.action(prop.on)

@@ -149,13 +149,17 @@ def _seen(known: Known, prop: Property, premise: Term) -> int:
     """In how many reachable states, or of how many steps, the premise holds."""
     if not prop.of_steps:
         return int(known.columns.mask(premise, {}).sum())
-    if prop.on is None:
+    if prop.of_all:
         return int(_steps(known, -1).mask(premise, {}).sum())
     found = 0
-    for move in known.world.moves(known.instance.machine.action(prop.on)):
-        steps = _steps(known, move.number)
-        if steps.count:
-            found += int(steps.mask(premise, move.ground).sum())
+    for action in known.instance.machine.actions:
+        if not prop.speaks_of(action.name):
+            continue
+        for move in known.world.moves(action):
+            steps = _steps(known, move.number)
+            if steps.count:
+                ground = move.ground if prop.on else {}
+                found += int(steps.mask(premise, ground).sum())
     return found
 
 

@@ -288,7 +288,7 @@ ACTIONS: Final = (
     Action(
         "take",
         (b,),
-        (Guard(("E2", "E4"), free(b), "the block may be handed out"),),
+        (Guard(("E2", "E3", "E4"), free(b), "the block may be handed out"),),
         (
             becomes(free(b), False),
             becomes(held(b), True),
@@ -401,6 +401,20 @@ PROPERTIES: Final = (
         every(c, ~covers(c, b)),
         "A block that is emptied for a return is no hard claim's.",
         on="drain",
+    ),
+    Property(
+        "E3",
+        "what a hard claim covers stays",
+        every(
+            c,
+            every(
+                b,
+                both(covers(c, b), hashed(b))
+                >> (new(hashed(b) & intact(b)) | (free(b) & new(held(b)))),
+            ),
+        ),
+        "No step of a return takes content that a hard claim covers; only a request that is handed "
+        "the block may, which is for the pool to prevent.",
     ),
     Property(
         "E4",

@@ -451,7 +451,8 @@ class Property:
 
     `rule` is the contract's number.  `goal` tells what is wanted from what merely makes the
     induction go through.  A step property with `on` set speaks of that action alone and may
-    use its parameters.
+    use its parameters; one with `but` set speaks of every action, also of those that are yet to
+    be declared, but that one.
     """
 
     rule: str
@@ -460,11 +461,21 @@ class Property:
     meaning: str
     goal: bool = True
     on: str | None = None
+    but: str | None = None
 
     @property
     def of_steps(self) -> bool:
         """Whether it speaks of a step, and not of a state alone."""
-        return self.on is not None or self.formula.speaks_of_new
+        return not self.of_all or self.formula.speaks_of_new
+
+    @property
+    def of_all(self) -> bool:
+        """Whether no action is told from the others."""
+        return self.on is None and self.but is None
+
+    def speaks_of(self, action: str) -> bool:
+        """Whether it has to hold of the steps of the action of that name."""
+        return self.on in (None, action) and self.but != action
 
 
 @dataclass(frozen=True)
@@ -578,9 +589,18 @@ def _check(machine: Machine) -> None:
         _check_action(machine, action)
     _check_assumed(machine)
     for prop in machine.properties:
-        bound = set(machine.action(prop.on).params) if prop.on else set()
-        if set(prop.formula.free) - bound:
-            _fail(machine, prop.name, "the formula has free variables")
+        if wrong := _fault_of(machine, prop):
+            _fail(machine, prop.name, wrong)
+
+
+def _fault_of(machine: Machine, prop: Property) -> str:
+    """What is wrong with a property, empty if nothing is."""
+    if prop.on and prop.but:
+        return "it speaks of one action, or of all but one"
+    if prop.but:
+        machine.action(prop.but)
+    bound = set(machine.action(prop.on).params) if prop.on else set()
+    return "the formula has free variables" if set(prop.formula.free) - bound else ""
 
 
 def _check_action(machine: Machine, action: Action) -> None:

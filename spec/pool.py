@@ -637,11 +637,27 @@ PROPERTIES: Final = (
         "A claim is harmed only in a step that takes content which it covers.",
     ),
     Property(
+        "L3",
+        "a hard loss is told",
+        every(
+            c,
+            every(
+                b,
+                every(
+                    k,
+                    both(_gone, hard(c), is_in(c, Phase.MATERIALIZED))
+                    >> new(is_in(c, Phase.HARMED)),
+                ),
+            ),
+        ),
+        "A materialized hard claim that loses content is harmed in that very step.",
+    ),
+    Property(
         "L5",
         "no hard claim harmed by choice",
         every(c, both(hard(c), responsible(c)) >> ~new(is_in(c, Phase.HARMED))),
-        "Eviction never harms a hard claim.",
-        on="evict",
+        "Nothing but a fault harms a hard claim.",
+        but="lose",
     ),
     Property(
         "L7",
@@ -657,8 +673,8 @@ PROPERTIES: Final = (
         "P1",
         "a protected block keeps its hash",
         every(b, every(k, (protected(b) & key(b, k)) >> new(key(b, k)))),
-        "The runtime's own choice never takes the hash of a protected block.",
-        on="evict",
+        "Nothing but a fault takes the hash of a protected block, or puts another in its place.",
+        but="lose",
     ),
     Property(
         "P1",

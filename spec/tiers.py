@@ -394,6 +394,12 @@ PROPERTIES: Final = (
     ),
     Property(
         "O2",
+        "a failure is not forgotten",
+        every(c, failed(c) >> (new(failed(c)) | is_at(c, *_ENDS))),
+        "Until a claim whose load has failed is ended, the failure stays known.",
+    ),
+    Property(
+        "O2",
         "a failure ends that claim only",
         every(_c, ne(_c, c) >> eq(new(stage(_c)), stage(_c))),
         "When a restore has failed no claim but the one concerned is refused, ended or harmed.",

@@ -239,6 +239,8 @@ def _property(machine: Machine, prop: Property) -> str:
     where = f"{machine.name}, every step" if prop.of_steps else f"{machine.name}, every state"
     if prop.on:
         where = f"{machine.name}, every step `{prop.on}`"
+    if prop.but:
+        where = f"{machine.name}, every step but `{prop.but}`"
     kind = "" if prop.goal else ", strengthening"
     parts = [f"**{prop.name}** ({where}{kind}). {prop.meaning}", _formula(prop.formula)]
     return "\n\n".join([*parts, _broken_by(machine, prop), ""]).rstrip() + "\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvclaims.spec.language import (
@@ -102,6 +104,22 @@ def test_a_property_of_new_state_is_a_step_property() -> None:
     whole = machine(properties=(stays,))
     assert whole.step_properties == (stays,)
     assert whole.invariants == ()
+
+
+def test_a_property_may_speak_of_one_action_or_of_all_but_one() -> None:
+    every_step = Property("B1", "stays", every(x, on(x) >> new(on(x))), "")
+    one, others = replace(every_step, on="light"), replace(every_step, but="light")
+    spoken = [[p.speaks_of(a) for a in ("light", "other")] for p in (every_step, one, others)]
+    assert spoken == [[True, True], [True, False], [False, True]]
+    with pytest.raises(MachineError, match="stays: it speaks of one action, or of all but one"):
+        machine(properties=(replace(one, but="light"),))
+    with pytest.raises(MachineError, match="no action 'nothing'"):
+        machine(properties=(replace(every_step, but="nothing"),))
+
+
+def test_a_property_of_all_actions_but_one_is_of_steps() -> None:
+    """Also where its formula speaks of no new state."""
+    assert Property("B1", "dark", every(x, ~on(x)), "", but="light").of_steps
 
 
 def test_equality_of_truths_is_shown_as_equivalence() -> None:

@@ -152,6 +152,14 @@ _AWAY_AND_BACK = (
 )
 
 BY_HAND: dict[str, tuple[str, Callable[[], Machine], str, tuple[str, ...]]] = {
+    "a fault that takes a copy lets an earlier failure be forgotten": (
+        "tiers",
+        lambda: altered(
+            T.TIERS, "lose", becomes(T.failed(T.c), T.loading(T.c, T.t)), drop=("failed",)
+        ),
+        "a failure is not forgotten",
+        (*_AWAY_AND_BACK, "break_off", "lose"),
+    ),
     "a hash is visible from its allocation on (vllm#43569)": (
         "written",
         lambda: altered(W.WRITTEN, "register", becomes(W.visible(W.b, W.k), True)),

@@ -23,23 +23,54 @@ from kvclaims.checker.prove import (
     prove_machine,
 )
 from kvclaims.checker.verdicts import exit_code
+from kvclaims.spec import elastic, tiers
 from kvclaims.spec.blockclaims import BLOCKCLAIMS
-from kvclaims.spec.claims import CLAIMS
+from kvclaims.spec.claims import CLAIMS, hard, is_in
 from kvclaims.spec.interface import BadOperation
-from kvclaims.spec.language import FALSE, TRUE, Machine, Property, every, without_guard
-from kvclaims.spec.pool import POOL, b, queued, ref
-from kvclaims.spec.vocabulary import Verdict
+from kvclaims.spec.language import (
+    FALSE,
+    TRUE,
+    Action,
+    Guard,
+    Machine,
+    Property,
+    Term,
+    Update,
+    Var,
+    becomes,
+    both,
+    eq,
+    every,
+    some,
+    without_guard,
+)
+from kvclaims.spec.pool import (
+    POOL,
+    admit_reuse,
+    b,
+    c,
+    covers,
+    entry,
+    hashed,
+    held,
+    k,
+    key,
+    queued,
+    r,
+    ref,
+)
+from kvclaims.spec.vocabulary import Phase, Verdict
 
 OBLIGATIONS = {
     "claims": 230,
-    "pool": 620,
+    "pool": 679,
     "admission": 169,
     "groups": 684,
     "arbitration": 27,
     "written": 175,
     "owners": 71,
-    "tiers": 267,
-    "elastic": 389,
+    "tiers": 285,
+    "elastic": 414,
     "trace": 199,
     "blockclaims": 55,
     "feasible": 88,
@@ -177,6 +208,97 @@ def test_processes_report_in_the_order_of_declaration() -> None:
     assert {o.verdict for o in found} == {Verdict.PROVED}
     assert len(named) == len(found)
     assert named[-1].startswith("55/55 ")
+
+
+# --- actions that nobody has declared ------------------------------------------------------
+
+_any, _all_keys = Var("any", c.sort), Var("each", k.sort)
+_of_a_soft_claim = some(_any, covers(_any, b) & ~hard(_any))
+_materialized = some(_any, covers(_any, b) & is_in(_any, Phase.MATERIALIZED))
+_WIPE = (becomes(key(b, k), False), becomes(entry(k, b), False))
+_OVERWRITE = (
+    becomes(key(b, _all_keys), eq(_all_keys, k), over=(_all_keys,)),
+    becomes(entry(_all_keys, b), eq(_all_keys, k), over=(_all_keys,)),
+)
+
+
+def _not_inductive(machine: Machine, *updates: Update, given: Term = TRUE) -> set[str]:
+    """The properties that an action of these updates breaks, added to the machine."""
+    params = dict.fromkeys(
+        var
+        for term in (given, *(part for u in updates for part in (u.target, u.value)))
+        for var in term.free
+        if not any(var in u.over for u in updates)
+    )
+    more = Action("more", tuple(params), (Guard((), given, "as given"),), updates, "one more")
+    whole = replace(machine, actions=(*machine.actions, more))
+    prover = Prover(whole)
+    asked = [prop for prop, action in obligations(whole) if action == "more"]
+    assert asked, "nothing is asked of an action that was added"
+    verdicts = {prop.name: prover.step(prop, more).verdict for prop in asked}
+    assert set(verdicts.values()) <= {Verdict.PROVED, Verdict.NOT_INDUCTIVE}
+    return {name for name, verdict in verdicts.items() if verdict is Verdict.NOT_INDUCTIVE}
+
+
+def test_an_action_that_wipes_a_block_of_an_accepted_hard_claim_is_not_inductive() -> None:
+    broken = _not_inductive(POOL, *_WIPE, given=key(b, k) & ~_materialized)
+    assert broken == {"a protected block keeps its hash"}
+
+
+def test_an_action_that_overwrites_the_block_of_a_hard_claim_is_not_inductive() -> None:
+    """By a request that may register, with no soft claim on the block: only P1 and L3 object."""
+    may_write = some(r, held(r, b) & admit_reuse(r))
+    broken = _not_inductive(
+        POOL, *_OVERWRITE, given=hashed(b) & may_write & ~_of_a_soft_claim & _materialized
+    )
+    assert broken == {"a protected block keeps its hash", "a hard loss is told"}
+
+
+def test_an_action_that_harms_a_hard_claim_is_not_inductive() -> None:
+    """However honestly it is told: only a fault may."""
+    lose = POOL.action("lose")
+    broken = _not_inductive(POOL, *lose.updates, given=lose.enabled)
+    assert broken == {"a protected block keeps its hash", "no hard claim harmed by choice"}
+
+
+def test_an_action_that_wipes_a_block_of_no_claim_is_inductive() -> None:
+    free = both(key(b, k), ~some(_any, covers(_any, b)))
+    assert _not_inductive(POOL, *_WIPE, given=free) == set()
+
+
+def test_a_fault_of_which_no_hard_claim_is_told_is_not_inductive() -> None:
+    """A fault may take a protected block, and then the claim is told."""
+    lose = POOL.action("lose")
+    untold = replace(lose, updates=_WIPE)
+    found = _broken_under(POOL.with_action(untold), "lose")
+    assert {"a hard loss is told", "a soft loss is told"} <= found
+    assert "a protected block keeps its hash" not in found
+
+
+def test_a_return_that_empties_every_block_is_not_inductive() -> None:
+    a = Var("each", elastic.BLOCK)
+    empty = [becomes(of(a), False, over=(a,)) for of in (elastic.hashed, elastic.intact)]
+    withdraw = elastic.ELASTIC.action("withdraw")
+    emptier = replace(
+        withdraw, updates=(*withdraw.updates, *empty, becomes(elastic.held(a), False, over=(a,)))
+    )
+    found = _broken_under(elastic.ELASTIC.with_action(emptier), "withdraw")
+    assert found == {"what a hard claim covers stays"}
+
+
+def test_a_failure_that_is_forgotten_is_not_inductive() -> None:
+    broken = _not_inductive(tiers.TIERS, becomes(tiers.failed(tiers.c), False))
+    assert broken == {"a failure is not forgotten"}
+
+
+def _broken_under(machine: Machine, action: str) -> set[str]:
+    prover = Prover(machine)
+    verdicts = {
+        prop.name: prover.step(prop, machine.action(action)).verdict
+        for prop, name in obligations(machine)
+        if name == action
+    }
+    return {name for name, verdict in verdicts.items() if verdict is not Verdict.PROVED}
 
 
 # --- proofs kept from before ---------------------------------------------------------------

@@ -8,11 +8,12 @@ import pytest
 from tla_reader import Module, parse, reachable
 
 from kvclaims.checker import instances
-from kvclaims.checker.finite import Instance
+from kvclaims.checker.explore import search
+from kvclaims.checker.finite import Instance, compile_instance
 from kvclaims.checker.tla import count_with_tlc, is_module_name, property_name, tla, tla2tools
-from kvclaims.spec.blockclaims import BLOCKCLAIMS
+from kvclaims.spec.blockclaims import BLOCKCLAIMS, STATUS, i, status
 from kvclaims.spec.interface import BadOperation
-from kvclaims.spec.language import without_guard
+from kvclaims.spec.language import Property, Term, eq, ne, new, some, value, without_guard
 
 needs_tlc = pytest.mark.skipif(
     tla2tools() is None,
@@ -70,6 +71,24 @@ def test_a_property_of_steps_is_read_as_one() -> None:
     instance = replace(instances.blockclaims((1,), 1, 1, 1), machine=twin)
     _, wrong = reachable(read(instance), check=True)
     assert wrong == {"L1_moves_along_the_table"}
+
+
+@pytest.mark.parametrize(
+    ("but", "expected"), [("demote", set()), ("alloc", {"L1_never_demoted_by_others"})]
+)
+def test_a_property_of_all_actions_but_one_is_read_as_one(but: str, expected: set[str]) -> None:
+    """Whoever explores, and whoever reads the text, lets the one action do what others may not."""
+    never = Property("L1", "never demoted by others", ~some(i, _demoted(i)), "", but=but)
+    whole = replace(BLOCKCLAIMS, properties=(never,))
+    instance = replace(instances.blockclaims((1,), 1, 1, 1), machine=whole)
+    _, wrong = reachable(read(instance), check=True)
+    assert wrong == expected
+    assert bool(search(compile_instance(instance)).broken) == bool(expected)
+
+
+def _demoted(claim: Term) -> Term:
+    demoted = value(STATUS, "Demoted")
+    return ne(status(claim), demoted) & eq(new(status(claim)), demoted)
 
 
 def test_an_equation_does_not_swallow_a_disjunction() -> None:
