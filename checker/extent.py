@@ -51,7 +51,7 @@ def unrolled(instance: Instance) -> int:
 def _action(instance: Instance, action: Action) -> int:
     """In every ground action: guard, updates, and the properties of steps."""
     kept = (
-        p.formula for p in instance.machine.properties if p.of_steps and p.on in (None, action.name)
+        p.formula for p in instance.machine.properties if p.of_steps and p.speaks_of(action.name)
     )
     updates = sum(_update(instance, update) for update in action.updates)
     each = _term(instance, action.enabled) + updates + _all(instance, kept)
