@@ -224,7 +224,8 @@ class Drawn:
         steps = (
             f"{IDLE} steps in a row changed nothing" if is_idle else f"{DRAIN} steps end nothing"
         )
-        held = f"; {holders} hold blocks, and wait" if holders else ""
+        what = "blocks" if self.setting.windows == (0,) else "what was loaded into a window"
+        held = f"; {holders} hold {what}, and wait" if holders else ""
         return f"{waiting} could go on, and {steps}{held}"
 
     def _endings(self) -> Iterator[tuple[str, Callable[[], str], Callable[[], Any]]]:
