@@ -178,6 +178,11 @@ def stages(operations: int) -> tuple[Stage, ...]:
     return (quick, Stage(operations, rest)) if operations > QUICK else (quick,)
 
 
+def whole(operations: int) -> Stage:
+    """All of them as one."""
+    return Stage(operations, tuple(check for stage in stages(operations) for check in stage.checks))
+
+
 def known_findings(engine: Engine) -> tuple[KnownFinding, ...]:
     """What the engine is known to break: no mutant is killed by that."""
     path = getattr(engine, "findings", None)
@@ -204,8 +209,7 @@ def judge_clean(
     row = results.last("ours", CONTROL)
     if row is not None and (row["by"] or row["effort"] >= operations):
         return Answer(row["by"], row["detail"])
-    checks = tuple(check for stage in stages(operations) for check in stage.checks)
-    judge(None, engine, known, Stage(operations, checks), results)
+    judge(None, engine, known, whole(operations), results)
     row = results.last("ours", CONTROL)
     assert row is not None
     return Answer(row["by"], row["detail"])

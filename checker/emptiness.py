@@ -5,9 +5,9 @@ whose premise never holds ranks nothing, and a property that is true of any two 
 every step.  So beside their proofs it is asked, of small states that satisfy all invariants
 (`checker.ground.Places`):
 
-- of a refinement, that some step changes the image of each symbol that the abstract
-  machine can change, that each step of the abstract
-  machine that is declared is taken somewhere, and each abstract action by some concrete one;
+- of a refinement, that some step changes the image of each symbol that the abstract machine can
+  change, that each step of the abstract machine that is declared is taken somewhere, and each
+  abstract action by some concrete one;
 - of a ranking, that it is there, that its premise holds somewhere before its goal does, and that
   each of its fair steps can be taken where it is said to help;
 - of the composed machine, that each premise of a property holds somewhere, that the property is
@@ -41,7 +41,6 @@ from kvclaims.spec.composed import RUNTIME
 from kvclaims.spec.composition import AT_REST, symbols_of
 from kvclaims.spec.language import (
     TRUE,
-    Action,
     Machine,
     Property,
     ne,
@@ -197,8 +196,8 @@ def _property(machine: Machine, prop: Property, kept: Places, free: Places) -> C
     asked = _Asked()
     for premise in premises(prop.formula):
         if prop.of_steps:
-            on: Sequence[Action] = [machine.action(prop.on)] if prop.on else machine.actions
-            answer = _first(kept.of_step(action, premise) for action in on)
+            spoken = (action for action in machine.actions if prop.speaks_of(action.name))
+            answer = _first(kept.of_step(action, premise) for action in spoken)
         else:
             answer = kept.of_state(premise)
         asked.expect(f"no state or step that keeps the rest has {show(premise)}", answer)

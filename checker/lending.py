@@ -212,7 +212,6 @@ def _facts() -> tuple[Property, ...]:
         prop
         for prop in (*HEARD.properties, *of_memory)
         if not prop.of_steps
-        and prop.on is None
         and symbols_of(prop.formula) & memory
         and _PROMISED not in symbols_of(prop.formula)
     )

@@ -70,6 +70,7 @@ STUCK_S: Final = 20.0
 
 MEMORY: Final = 2 << 30
 """Bytes that a mutant may take beyond what the process held that judges it."""
+
 RUNS: Final = 3_000
 """Random runs that are recorded."""
 

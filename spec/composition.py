@@ -318,7 +318,8 @@ class Composition:
             properties=tuple(
                 prop
                 for prop in self.properties
-                if _speaks_of(prop.formula, symbols) and prop.on in (None, *taken)
+                if _speaks_of(prop.formula, symbols)
+                and (prop.of_all or any(map(prop.speaks_of, taken)))
             ),
             apart=_missing(parts, kept),
             partitions=(),

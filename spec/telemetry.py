@@ -10,8 +10,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 SCHEMA_VERSION: Final = 1
 
@@ -220,13 +219,3 @@ class Recorder:
         self.events.append(told)
         if self._sink is not None:
             self._sink(told)
-
-
-def written_to(path: Path) -> tuple[Callable[[Event], None], TextIO]:
-    """A sink that appends events to a file as JSON lines, and the open file to close."""
-    file = path.open("a", encoding="utf-8")
-
-    def write(event: Event) -> None:
-        file.write(event.to_json() + "\n")
-
-    return write, file

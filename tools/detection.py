@@ -118,8 +118,7 @@ def once_more(
     results: detection.Results,
 ) -> int:
     """All our checks on the engine as it is, and on mutants of these names that live."""
-    checks = tuple(check for stage in detection.stages(given.operations) for check in stage.checks)
-    stage = detection.Stage(given.operations, checks)
+    stage = detection.whole(given.operations)
     print(detection.judge(None, engine, known, stage, results), flush=True)
     for mutant in drawn()[0].mutants:
         row = results.last("ours", mutant.name)

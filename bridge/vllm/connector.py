@@ -26,7 +26,31 @@ class Transfer:
     table: tuple[int, ...]
 
 
-class TellingConnector(KVConnectorBase_V1):  # type: ignore[misc]
+class SchedulerSide(KVConnectorBase_V1):  # type: ignore[misc]
+    """What is the same in any connector that is asked by a scheduler, and does its transfers
+    elsewhere."""
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:  # noqa: ARG002
+        return KVConnectorMetadata()
+
+    # The worker's side is elsewhere: vLLM asks for it, and nothing here calls it.
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        raise NotImplementedError
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        raise NotImplementedError
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        raise NotImplementedError
+
+    def wait_for_save(self) -> None:
+        raise NotImplementedError
+
+
+class TellingConnector(SchedulerSide):
     """The scheduler's side.  Who drives it sets what is set here, and fills `offers`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -68,9 +92,6 @@ class TellingConnector(KVConnectorBase_V1):  # type: ignore[misc]
         if self.on_load is not None:
             self.on_load(request, number)
 
-    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:  # noqa: ARG002
-        return KVConnectorMetadata()
-
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:  # noqa: ARG002
         """What was served is sent, if this one sends; nothing of what was aborted is."""
         sends = self.sends and request.status == RequestStatus.FINISHED_LENGTH_CAPPED
@@ -79,19 +100,3 @@ class TellingConnector(KVConnectorBase_V1):  # type: ignore[misc]
             if self.on_send is not None:
                 self.on_send(request)
         return sends, None
-
-    # The worker's side is elsewhere: vLLM asks for it, and nothing here calls it.
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        raise NotImplementedError
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        raise NotImplementedError
-
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
-    ) -> None:
-        raise NotImplementedError
-
-    def wait_for_save(self) -> None:
-        raise NotImplementedError

@@ -1,7 +1,7 @@
 """vLLM's scheduler on KV groups of many kinds, driven by operations and judged after each.
 
 Start at `GroupedRun`.  The runner (`grouped_memory`) knows what it wrote, and the rules
-(`grouped_rules`) what has to be so; nothing asks vLLM how it does it.
+(`grouped_rules`, `wholepool`) what has to be so; nothing asks vLLM how it does it.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from kvclaims.bridge.vllm import layouts, setup
-from kvclaims.bridge.vllm.grouped_memory import Broken, Load, Runner, Step, Text, Work
-from kvclaims.bridge.vllm.grouped_rules import (
-    Certain,
+from kvclaims.bridge.vllm.grouped_memory import Load, Runner, Step, Text, Work
+from kvclaims.bridge.vllm.grouped_rules import Certain, Names, Router, contents_stand
+from kvclaims.bridge.vllm.layouts import Layout
+from kvclaims.bridge.vllm.wholepool import (
+    Broken,
     Key,
-    Names,
-    Router,
     blocks_stand,
-    contents_stand,
     holders_of,
     lookups_stand,
     visible,
 )
-from kvclaims.bridge.vllm.layouts import Layout
 from kvclaims.checker.engines import first_line
 from kvclaims.spec.content import GENERATED_TOKEN
 from kvclaims.spec.interface import BadOperation

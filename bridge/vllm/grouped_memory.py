@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvclaims.bridge.vllm.layouts import CHUNKS, RECURRENT, REPLAY, RING, WINDOW, Layout
+from kvclaims.bridge.vllm.wholepool import Broken
 from kvclaims.spec.content import GENERATED_TOKEN
-
-Broken = tuple[str, str]
-"""A rule, and what is seen."""
 
 _BLANK: Final = 0
 

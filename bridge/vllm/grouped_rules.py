@@ -1,4 +1,4 @@
-"""A pool that several KV groups share, judged as a whole: blocks, contents, events and hits.
+"""A pool that several KV groups share, judged as a whole: contents, events and hits.
 
 Nothing here knows how vLLM looks content up or what it keeps.  What a hash stands for is known from
 the requests that have it, what a block holds from the runner that wrote it, and what is certainly
@@ -7,89 +7,12 @@ found from what is resident and what each group reads.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
-from kvclaims.bridge.vllm.grouped_memory import Broken, Runner, Text
+from kvclaims.bridge.vllm.grouped_memory import Runner, Text
 from kvclaims.bridge.vllm.layouts import CHUNKS, FULL, REPLAY, RING, WINDOW, Layout
-from kvclaims.bridge.vllm.poolcheck import own_keys, shown, table
-
-Key = tuple[bytes, int]
-"""A hash, and the KV group that content of that name is in."""
-
-_GROUP_BYTES: Final = 4
-
-
-def visible(pool: Any) -> dict[Key, tuple[int, ...]]:
-    """Every content that the pool finds, with its blocks."""
-    found = {}
-    for key, value in table(pool).items():
-        raw = bytes(key)
-        blocks = value.values() if isinstance(value, dict) else (value,)
-        name = (raw[:-_GROUP_BYTES], int.from_bytes(raw[-_GROUP_BYTES:], "big"))
-        found[name] = tuple(block.block_id for block in blocks)
-    return found
-
-
-def holders_of(managers: Iterable[Any]) -> Counter[int]:
-    """Block → how many entries of tables name it."""
-    return Counter(
-        block.block_id
-        for manager in managers
-        for blocks in manager.req_to_blocks.values()
-        for block in blocks
-        if not block.is_null
-    )
-
-
-def blocks_stand(pool: Any, holders: Mapping[int, int]) -> Iterator[Broken]:
-    """Queue, references, hashes and null block of the whole pool (B1, B2, B3, B6).
-
-    `holders`: block → how many references to it can be named.
-    """
-    queue = list(_queued(pool.free_block_queue))
-    counter = pool.free_block_queue.num_free_blocks
-    if len(set(queue)) != len(queue) or len(queue) != counter:
-        yield "B1", f"the free queue says {counter} blocks and holds {queue[:20]}"
-    waiting = set(queue)
-    for block in pool.blocks:
-        number = block.block_id
-        if block.is_null:
-            if number in waiting or own_keys(pool, block):
-                yield "B6", f"the null block is {'queued' if number in waiting else 'hashed'}"
-            continue
-        named = holders.get(number, 0)
-        if block.ref_cnt != named:
-            yield "B2", f"ref of block {number} is {block.ref_cnt}, {named} can be named"
-        if (number in waiting) != (block.ref_cnt == 0):
-            state = "queued" if number in waiting else "not queued"
-            yield "B1", f"block {number} is {state} with ref {block.ref_cnt}"
-        yield from _keys_stand(pool, block)
-
-
-def _keys_stand(pool: Any, block: Any) -> Iterator[Broken]:
-    for key in own_keys(pool, block):
-        value = table(pool).get(key)
-        found = value.values() if isinstance(value, dict) else (value,)
-        if block not in found:
-            yield "B3", f"block {block.block_id} carries {shown(key)}, and a lookup misses it"
-
-
-def lookups_stand(pool: Any) -> Iterator[Broken]:
-    """What is found under a hash carries it (B3)."""
-    for key, value in table(pool).items():
-        for block in value.values() if isinstance(value, dict) else (value,):
-            if key not in own_keys(pool, block):
-                yield "B3", f"a lookup of {shown(key)} finds block {block.block_id} without it"
-
-
-def _queued(queue: Any) -> Iterator[int]:
-    """The queue from its head; stops after more entries than there can be."""
-    block, most = queue.fake_free_list_head.next_free_block, queue.num_free_blocks + 1
-    while block is not None and block.next_free_block is not None and most >= 0:
-        yield block.block_id
-        block, most = block.next_free_block, most - 1
+from kvclaims.bridge.vllm.wholepool import Broken, Key
 
 
 class Names:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
-    KVConnectorMetadata,
-    SupportsHMA,
-)
+from vllm.distributed.kv_transfer.kv_connector.v1.base import SupportsHMA
+
+from kvclaims.bridge.vllm.connector import SchedulerSide
 
 
-class OfferingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+class OfferingConnector(SchedulerSide, SupportsHMA):  # type: ignore[misc]
     """The scheduler's side.  Who drives it sets what is set here."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -49,9 +47,6 @@ class OfferingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             tables = tuple(map(tuple, blocks.get_block_ids()))
             self.started[request.request_id] = (start, start + num_external_tokens, tables)
 
-    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:  # noqa: ARG002
-        return KVConnectorMetadata()
-
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:  # noqa: ARG002
         return False, None
 
@@ -61,19 +56,3 @@ class OfferingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         block_ids: Any,  # noqa: ARG002
     ) -> tuple[bool, None]:
         return False, None
-
-    # The worker's side is elsewhere: vLLM asks for it, and nothing here calls it.
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        raise NotImplementedError
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        raise NotImplementedError
-
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
-    ) -> None:
-        raise NotImplementedError
-
-    def wait_for_save(self) -> None:
-        raise NotImplementedError

@@ -110,7 +110,7 @@ class PoolCheck:
                 if not _finds(pool, key, block.block_id):
                     self.key_by_hand(key)
         for key in table(pool):
-            if any(key not in own_keys(pool, block) for block in _found(pool, key)):
+            if any(key not in own_keys(pool, block) for block in found_under(pool, key)):
                 self.key_by_hand(key)
 
     # -- judging -----------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class PoolCheck:
         for key in keys:
             if key in self._exempt_keys or not self.asks("B3"):
                 continue
-            for block in _found(self.pool, key):
+            for block in found_under(self.pool, key):
                 if not self._is_own(block) or block.block_id in self.exempt:
                     continue
                 if key not in own_keys(self.pool, block):
@@ -219,7 +219,7 @@ class PoolCheck:
         if pool is None or self.hand_built or self.broken:
             return
         operation = "audit at the end of the test"
-        queue = [b.block_id for b in _walk(pool.free_block_queue)]
+        queue = [b.block_id for b in walk(pool.free_block_queue)]
         if self.asks("B1") and (len(set(queue)) != len(queue) or len(queue) != self._queued):
             self.report("B1", f"the free queue holds {len(queue)} entries: {queue[:20]}", operation)
         holders = self._holders(range(len(pool.blocks)))
@@ -301,8 +301,9 @@ class Replay:
             return
         convert = _converter()
         for key in keys:
-            name = (convert(key[:-_GROUP_BYTES]), int.from_bytes(key[-_GROUP_BYTES:], "big"))
-            resident = bool(list(_found(check.pool, key)))
+            raw, group = parts_of(key)
+            name = (convert(raw), group)
+            resident = bool(list(found_under(check.pool, key)))
             if resident != (name in self._resident):
                 self._told = True
                 told = "stored" if name in self._resident else "removed or never told"
@@ -347,11 +348,18 @@ def own_keys(pool: Any, block: Any) -> list[bytes]:
 
 def shown(key: bytes) -> str:
     """A key for people: the head of its hash, and its KV group."""
-    group = int.from_bytes(bytes(key)[-_GROUP_BYTES:], "big")
-    return f"hash {bytes(key)[:4].hex()}… of group {group}"
+    raw, group = parts_of(key)
+    return f"hash {raw[:4].hex()}… of group {group}"
 
 
-def _found(pool: Any, key: bytes) -> Iterable[Any]:
+def parts_of(key: bytes) -> tuple[bytes, int]:
+    """The hash of a key, and the KV group that content of that name is in."""
+    raw = bytes(key)
+    return raw[:-_GROUP_BYTES], int.from_bytes(raw[-_GROUP_BYTES:], "big")
+
+
+def found_under(pool: Any, key: bytes) -> Iterable[Any]:
+    """The blocks that a lookup of the key finds."""
     value = table(pool).get(key)
     if value is None:
         return ()
@@ -359,7 +367,7 @@ def _found(pool: Any, key: bytes) -> Iterable[Any]:
 
 
 def _finds(pool: Any, key: bytes, number: int) -> bool:
-    return any(block.block_id == number for block in _found(pool, key))
+    return any(block.block_id == number for block in found_under(pool, key))
 
 
 def _soft_read(pool: Any) -> Any:
@@ -381,7 +389,7 @@ def _linked(block: Any) -> bool:
     )
 
 
-def _walk(queue: Any) -> Iterator[Any]:
+def walk(queue: Any) -> Iterator[Any]:
     """The queue from its head; stops after more entries than there can be."""
     block, most = queue.fake_free_list_head.next_free_block, queue.num_free_blocks + 1
     while block is not None and block.next_free_block is not None and most >= 0:

@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kvclaims.bridge.vllm.grouped_memory import Broken
-from kvclaims.bridge.vllm.grouped_rules import blocks_stand
 from kvclaims.bridge.vllm.layouts import SOFT_READS
+from kvclaims.bridge.vllm.wholepool import Broken, blocks_stand
 from kvclaims.checker.engines import first_line
 from kvclaims.spec.interface import BadOperation, NotExposed
 from kvclaims.spec.operations import Operation, parse

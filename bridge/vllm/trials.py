@@ -220,13 +220,20 @@ class Drawn:
         return None
 
     def _stuck(self, is_idle: bool) -> str:
-        waiting, holders = ", ".join(self._scheduler.requests), ", ".join(self._waiting_holders())
+        holders = self._waiting_holders()
         steps = (
             f"{IDLE} steps in a row changed nothing" if is_idle else f"{DRAIN} steps end nothing"
         )
-        what = "blocks" if self.setting.windows == (0,) else "what was loaded into a window"
-        held = f"; {holders} hold {what}, and wait" if holders else ""
-        return f"{waiting} could go on, and {steps}{held}"
+        held = f"; {', '.join(holders)} hold blocks, and wait" if holders else ""
+        if holders and self._connector is not None and (large := self._too_large(holders)):
+            held += f" behind {', '.join(large)}, too large for what they leave free"
+        return f"{', '.join(self._scheduler.requests)} could go on, and {steps}{held}"
+
+    def _too_large(self, holders: list[str]) -> list[str]:
+        """Who has no block, and needs more than are free."""
+        free = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        others = (r for n, r in self._scheduler.requests.items() if n not in holders)
+        return [r.request_id for r in others if -(-r.num_tokens // BLOCK_SIZE) > free]
 
     def _endings(self) -> Iterator[tuple[str, Callable[[], str], Callable[[], Any]]]:
         yield "end session", self._end_session, self._sessions

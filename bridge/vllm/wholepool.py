@@ -6,62 +6,94 @@ For runs that no observer follows step by step: everything is read from vLLM's o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
 
-from kvclaims.bridge.vllm.poolcheck import own_keys, table
+from kvclaims.bridge.vllm.poolcheck import found_under, own_keys, parts_of, shown, table, walk
 from kvclaims.bridge.vllm.worker import Found
 
-_GROUP_BYTES: Final = 4
+Broken = tuple[str, str]
+"""A rule, and what is seen."""
+
+Key = tuple[bytes, int]
+"""A hash, and the KV group that content of that name is in."""
+
+
+def visible(pool: Any) -> dict[Key, tuple[int, ...]]:
+    """Every content that the pool finds, with its blocks."""
+    return {
+        parts_of(key): tuple(block.block_id for block in found_under(pool, key))
+        for key in table(pool)
+    }
+
+
+def holders_of(managers: Iterable[Any]) -> Counter[int]:
+    """Block → how many entries of tables name it."""
+    return Counter(
+        block.block_id
+        for manager in managers
+        for blocks in manager.req_to_blocks.values()
+        for block in blocks
+        if not block.is_null
+    )
+
+
+def blocks_stand(pool: Any, holders: Mapping[int, int]) -> Iterator[Broken]:
+    """Queue, references, hashes and null block of the whole pool (B1, B2, B3, B6).
+
+    `holders`: block → how many references to it can be named.
+    """
+    queue = [block.block_id for block in walk(pool.free_block_queue)]
+    counter = pool.free_block_queue.num_free_blocks
+    if len(set(queue)) != len(queue) or len(queue) != counter:
+        yield "B1", f"the free queue says {counter} blocks and holds {queue[:20]}"
+    waiting = set(queue)
+    for block in pool.blocks:
+        number = block.block_id
+        if block.is_null:
+            if number in waiting or own_keys(pool, block):
+                yield "B6", f"the null block is {'queued' if number in waiting else 'hashed'}"
+            continue
+        named = holders.get(number, 0)
+        if block.ref_cnt != named:
+            yield "B2", f"ref of block {number} is {block.ref_cnt}, {named} can be named"
+        if (number in waiting) != (block.ref_cnt == 0):
+            state = "queued" if number in waiting else "not queued"
+            yield "B1", f"block {number} is {state} with ref {block.ref_cnt}"
+        yield from _keys_stand(pool, block)
+
+
+def _keys_stand(pool: Any, block: Any) -> Iterator[Broken]:
+    for key in own_keys(pool, block):
+        if block not in found_under(pool, key):
+            yield "B3", f"block {block.block_id} carries {shown(key)}, and a lookup misses it"
+
+
+def lookups_stand(pool: Any) -> Iterator[Broken]:
+    """What is found under a hash carries it (B3)."""
+    for key in table(pool):
+        for block in found_under(pool, key):
+            if key not in own_keys(pool, block):
+                yield "B3", f"a lookup of {shown(key)} finds block {block.block_id} without it"
 
 
 def audit(manager: Any, leaving: Iterable[Any]) -> None:
     """Raise `Found` for the first thing that is not in order; `leaving` are blocks of requests
     that are over, which go back once a step in flight has ended."""
     pool = manager.block_pool
-    queued = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
-    counter = pool.free_block_queue.num_free_blocks
-    if len(set(queued)) != len(queued) or len(queued) != counter:
-        raise Found("B1", f"the free queue says {counter} blocks and holds {queued}")
-    holders = Counter(_held(manager))
+    holders = holders_of(manager.coordinator.single_type_managers)
     holders.update(block.block_id for block in leaving)
-    free = set(queued)
-    for block in pool.blocks:
-        number = block.block_id
-        if block.is_null:
-            if number in free or own_keys(pool, block):
-                raise Found("B6", "the null block is queued or hashed")
-        elif block.ref_cnt != holders[number]:
-            held = f"ref of block {number} is {block.ref_cnt}, {holders[number]} hold it"
-            raise Found("B2", held)
-        elif (number in free) != (block.ref_cnt == 0):
-            raise Found("B1", f"block {number} with ref {block.ref_cnt} is not where it belongs")
-        for key in own_keys(pool, block):
-            if number not in _found(pool, key):
-                raise Found("B3", f"block {number} carries a hash, and a lookup misses it")
-    for key in table(pool):
-        for number in _found(pool, key):
-            if key not in own_keys(pool, pool.blocks[number]):
-                raise Found("B3", f"a lookup finds block {number}, which does not carry the hash")
-
-
-def _held(manager: Any) -> Iterator[int]:
-    for group in manager.coordinator.single_type_managers:
-        for blocks in group.req_to_blocks.values():
-            yield from (block.block_id for block in blocks if not block.is_null)
-
-
-def _found(pool: Any, key: bytes) -> list[int]:
-    value = table(pool).get(key, {})
-    blocks = value.values() if isinstance(value, dict) else (value,)
-    return [block.block_id for block in blocks]
+    broken = next(chain(blocks_stand(pool, holders), lookups_stand(pool)), None)
+    if broken is not None:
+        raise Found(*broken)
 
 
 def at_rest(manager: Any, usable: int) -> None:
     """Nothing runs or waits: every block is free again (B7)."""
     free = manager.block_pool.get_num_free_blocks()
     if free != usable:
-        held = sorted({*_held(manager)})
+        held = sorted(holders_of(manager.coordinator.single_type_managers))
         message = f"no request is left, {free} of {usable} blocks are free, tables hold {held}"
         raise Found("B7", message)
 
@@ -113,13 +145,8 @@ class Told:
         from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
         self._manager.take_events()
-        resident = {
-            (
-                maybe_convert_block_hash(key[:-_GROUP_BYTES]),
-                int.from_bytes(key[-_GROUP_BYTES:], "big"),
-            )
-            for key in table(self._manager.block_pool)
-        }
+        pool = self._manager.block_pool
+        resident = {(maybe_convert_block_hash(raw), group) for raw, group in visible(pool)}
         gone, untold = self._resident - resident, resident - set(self._content)
         if gone or untold:
             message = f"{len(untold)} resident hashes were never told, {len(gone)} are gone unsaid"

@@ -13,7 +13,7 @@ from kvclaims.bridge.vllm.engine import IN_PROCESS
 from kvclaims.bridge.vllm.trial_settings import KINDS
 from kvclaims.bridge.vllm.worker import STOP, Found, SlotMemory, Work, Worker
 from kvclaims.checker.baseline import allowing
-from kvclaims.checker.trials import Trial, attempt
+from kvclaims.checker.trials import Trial, attempt, told
 
 pytestmark = NEEDS_VLLM
 
@@ -103,6 +103,18 @@ def test_seed_and_number_fix_a_trial() -> None:
     for number in (0, 3, 5):
         assert TRIALS.run(3, number) == TRIALS.run(3, number)
     assert TRIALS.run(3, 1).operations != TRIALS.run(4, 1).operations
+
+
+def test_who_is_stranded_behind_a_larger_one_is_a_finding_that_is_known() -> None:
+    """A trial that meets it: allowed by its name, and by no other wait of requests with blocks."""
+    stranded = TRIALS.run(0, 76)
+    assert stranded.finding is not None
+    assert "r9 hold blocks, and wait behind r8, r10" in stranded.finding.message
+    allowed = allowing(IN_PROCESS)
+    known = allowed(stranded.finding.rule, told(stranded))
+    assert known is not None
+    assert known.name == "stranded-behind"
+    assert allowed("B11", told(stranded).partition(" behind")[0]) is None
 
 
 # --- vLLM broken on purpose ----------------------------------------------------------------
@@ -205,7 +217,7 @@ def repeats_hits_wrongly(patch: pytest.MonkeyPatch) -> None:
         ("resets", without("reset_prefix_cache", gives=True), "B10", "visible is"),
         ("resets", without("reset_prefix_cache", gives=False), "B10", "says False"),
         ("in flight", without("_free_blocks"), "B11", "8 steps in a row changed nothing"),
-        ("transfers", counts_one_more, "B2", "hold it"),
+        ("transfers", counts_one_more, "B2", "can be named"),
         ("throttled", repeats_hits_wrongly, "B8", "a hash is told of"),
         ("transfers", without("_update_from_kv_xfer_finished"), "B11", "changed nothing"),
     ],

@@ -264,6 +264,16 @@ def test_a_property_that_says_nothing_is_vacuous(name: str, formula: Term, probl
     assert problem in missed[name]
 
 
+def test_a_premise_of_the_excepted_step_alone_is_vacuous() -> None:
+    """A property of every step but one says nothing where only that one does what it speaks of."""
+    was, will = (composed.in_pool(composed.c, p) for p in (Phase.SUBMITTED, Phase.REFUSED))
+    formula = every(composed.c, both(was, new(will)) >> (new(_TAKES) <= 0))
+    for action, missed in ((None, False), ("refuse", True)):
+        prop = Property("L1", "a refusal takes nothing", formula, "", but=action)
+        whole = replace(RUNTIME.machine, properties=(prop,))
+        assert bool(found(*emptiness.examine_whole(whole, "L1"))) == missed
+
+
 def test_prove_says_that_a_tautology_of_the_whole_is_vacuous(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

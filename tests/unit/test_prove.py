@@ -171,7 +171,7 @@ def test_an_engine_that_hands_out_held_blocks_is_not_proved() -> None:
     broken = {
         p.rule
         for p in POOL.properties
-        if p.on in (None, "take")
+        if p.speaks_of("take")
         and Prover(twin).step(p, twin.action("take")).verdict is not Verdict.PROVED
     }
     assert {"P1", "B2", "B6"} <= broken
