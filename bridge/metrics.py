@@ -57,6 +57,7 @@ class _Once(Collector):
                 yield GaugeMetricFamily(f"kvclaims_{name}", meaning, value=self._stats[name])
         yield from self._claims()
         yield from self._requests()
+        yield from self._trace()
         yield self._ages()
 
     def _claims(self) -> Iterator[Metric]:
@@ -120,6 +121,20 @@ class _Once(Collector):
             "kvclaims_shortfall_blocks",
             "Blocks that refused requests lacked.",
             value=self._stats["shortfall"],
+        )
+
+    def _trace(self) -> Iterator[Metric]:
+        if "trace_lost" not in self._stats:
+            return
+        yield GaugeMetricFamily(
+            "kvclaims_trace_waiting_events",
+            "Events that are not in the trace's files yet.",
+            value=self._stats["trace_waiting"],
+        )
+        yield CounterMetricFamily(
+            "kvclaims_trace_lost_events",
+            "Events that could not be written: the trace is not whole.",
+            value=self._stats["trace_lost"],
         )
 
     def _ages(self) -> Metric:

@@ -103,6 +103,9 @@ def odd_fields(event: str, fields: Iterable[str]) -> list[str]:
     return sorted((needed - given) | (given - needed - set(OPTIONAL.get(event, ()))))
 
 
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
+
+
 class TraceError(ValueError):
     """A trace or an event that does not conform; the message says what and where."""
 
@@ -128,7 +131,7 @@ class Event:
         """One line of a trace, without its end."""
         base = {name: getattr(self, name) for name in BASE_FIELDS if name != "schema_version"}
         line = {"schema_version": SCHEMA_VERSION, **base, **self.data}
-        return json.dumps(line, separators=(",", ":"))
+        return _ENCODER.encode(line)
 
 
 def parse_event(line: str) -> Event:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from kvclaims.bridge.serving.settings import Settings
 from kvclaims.bridge.serving.tally import OTHERS, Tally
+from kvclaims.bridge.serving.tracequeue import TraceQueue
 from kvclaims.bridge.serving.wire import (
     TICKS,
     BadClaim,
@@ -82,10 +83,12 @@ class Desk:
         settings: Settings,
         tally: Tally,
         clock: Callable[[], float] = time.monotonic,
+        trace: TraceQueue | None = None,
     ) -> None:
         self.enforcer = enforcer
         self.settings = settings
         self.tally = tally
+        self._trace = trace
         self._clock = clock
         self._start = clock()
         self._secret = secrets.token_bytes(16)
@@ -402,6 +405,11 @@ class Desk:
             "tier_copy_bytes": self.enforcer.offloading.copy_bytes,
         }
 
+    def _written(self) -> dict[str, int]:
+        """Events that are not in the trace yet, or never will be; nothing without one."""
+        trace = self._trace
+        return {} if trace is None else {"trace_waiting": trace.waiting, "trace_lost": trace.lost}
+
     def _tier_of(self, owner: str) -> dict[str, int | None]:
         """What the owner's offloadable claims were promised of it."""
         book = self.enforcer.book
@@ -424,6 +432,7 @@ class Desk:
         return {
             **self._numbers(),
             **self._tier(),
+            **self._written(),
             "run_id": self.settings.run_id,
             "phases": Counter(claim.phase.value for claim in claims),
             "requests": {s: states.get(s, 0) for s in ("waiting", "loading", "running")},

@@ -16,11 +16,14 @@ import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
+
+_LOG: Final = logging.getLogger("kvclaims.tier")
 
 Buffer = bytes | bytearray | memoryview
 
@@ -197,6 +200,22 @@ class TierFiles:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def part_name(engine: int, rank: int) -> str:
+    """The folder, in that of a tier, of a worker of an engine."""
+    return f"{engine}-{rank}"
+
+
+def clear_left(folder: Path, engine: int, workers: int) -> None:
+    """Remove what workers left that this engine had once, and has no more."""
+    for part in folder.glob(part_name(engine, 0)[:-1] + "*"):
+        rank = part.name.partition("-")[2]
+        if rank.isdecimal() and int(rank) >= workers:
+            try:
+                TierFiles(part, "").close()
+            except TierBusy:
+                _LOG.warning("%s is in use, though no worker of this engine's", part)
 
 
 def _digest(said: object, content: Sequence[Buffer]) -> str:

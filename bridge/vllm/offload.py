@@ -32,7 +32,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from kvclaims.bridge.serving.tierfiles import OVERHEAD, BadCopy, TierFiles
+from kvclaims.bridge.serving.tierfiles import (
+    OVERHEAD,
+    BadCopy,
+    TierFiles,
+    clear_left,
+    part_name,
+)
 from kvclaims.bridge.serving.tierqueue import TierQueue
 from kvclaims.bridge.vllm.offloading import Offloading
 from kvclaims.bridge.vllm.tier import Orders, Results
@@ -165,10 +171,12 @@ class ClaimTier(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         parallel = self._vllm_config.parallel_config
-        part = f"{parallel.data_parallel_index}-{parallel.rank}"
+        folder, engine = self._room.folder, parallel.data_parallel_index
+        if parallel.rank == 0:
+            clear_left(folder, engine, self._workers)
         tensors = Tensors(kv_caches, self._kv_cache_config.num_blocks)
         limit = self._room.bytes // self._workers or None
-        files = TierFiles(self._room.folder / part, tensors.form, limit)
+        files = TierFiles(folder / part_name(engine, parallel.rank), tensors.form, limit)
         self._worker = TierWorker(tensors, TierQueue(files))
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002

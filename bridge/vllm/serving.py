@@ -19,6 +19,7 @@ from kvclaims.bridge.serving.settings import BadSettings, Settings, read_setting
 from kvclaims.bridge.serving.spans import Spans
 from kvclaims.bridge.serving.tally import Tally
 from kvclaims.bridge.serving.tracefiles import TraceFiles
+from kvclaims.bridge.serving.tracequeue import TraceQueue
 from kvclaims.bridge.vllm.engine import imported_version
 from kvclaims.spec.telemetry import Event, Recorder
 
@@ -45,12 +46,11 @@ class Serving:
         self.tally = Tally()
         self.spans = Spans.where_installed()
         self._sinks: list[Callable[[Event], None]] = [self.tally.heard]
-        self._files: TraceFiles | None = None
+        self.trace: TraceQueue | None = None
         if settings.trace:
-            self._files = TraceFiles(
-                Path(settings.trace), settings.trace_bytes, settings.trace_files
-            )
-            self._sinks.append(self._files.write)
+            path = _of_rank(Path(settings.trace), scheduler.vllm_config.parallel_config)
+            self.trace = TraceQueue(TraceFiles(path, settings.trace_bytes, settings.trace_files))
+            self._sinks.append(self.trace.hear)
         if self.spans is not None:
             self._sinks.append(self.spans.heard)
         self.recorder = Recorder(
@@ -68,7 +68,7 @@ class Serving:
             defer_limit=self.settings.defer_limit,
         )
         enforcer.tells_tables = self.settings.trace_tables
-        self.desk = Desk(enforcer, self.settings, self.tally, clock)
+        self.desk = Desk(enforcer, self.settings, self.tally, clock, self.trace)
         open_door()
         return self.desk
 
@@ -77,20 +77,26 @@ class Serving:
         if self.desk is not None:
             self.desk = None
             self.recorder.emit("trace_closed", events=self.recorder.count)
-            if self._files is not None:
-                self._files.close()
+            if self.trace is not None:
+                self.trace.close()
 
     def listen(self, sink: Callable[[Event], None]) -> None:
         """Hear every event from now on."""
         self._sinks.append(sink)
 
-    def flush(self) -> None:
-        if self._files is not None:
-            self._files.flush()
+    def flush(self, wait: float = 0.0) -> bool:
+        """Have the trace written now; whether it is, after so many seconds at most."""
+        return self.trace is None or self.trace.flush(wait)
 
     def _hear(self, event: Event) -> None:
         for sink in self._sinks:
             sink(event)
+
+
+def _of_rank(path: Path, parallel: Any) -> Path:
+    """With data parallelism each rank is an engine of its own, with a trace of its own."""
+    rank = int(getattr(parallel, "data_parallel_index", 0))
+    return path.with_name(f"{path.stem}-dp{rank}{path.suffix}") if rank else path
 
 
 def settings_of(scheduler: Any) -> Settings | None:

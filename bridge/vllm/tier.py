@@ -268,6 +268,8 @@ class Tier:
             if content is None:
                 continue
             if told.reason:
+                if told.workers > 1:
+                    self._drops.append(name)  # another of them may have written its part
                 self._failed[content] = None
                 if content in self._promised:
                     self.unsaved[content] = told.reason

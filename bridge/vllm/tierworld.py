@@ -472,7 +472,7 @@ class TierRun:
 
     def _judge_killed(self) -> None:
         """The trace of an engine that was killed says that it is not whole (T3)."""
-        self.pool.serving.flush()
+        self.pool.serving.flush(wait=60)
         try:
             read_trace(self._trace)
         except TraceError:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from vllm_world import NEEDS_VLLM
@@ -67,6 +70,26 @@ def test_blame_is_full_for_the_owner_and_opaque_for_others() -> None:
     assert theirs == [{"claim": shop.desk.opaque("a/keep"), "blocks": 15}]
     told = shop.desk.operate({"op": "verdict", "operator": True, "request": "x"})
     assert told.status == 404
+
+
+def test_a_full_disk_ends_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the trace lacks is told in the numbers behind `/metrics`, and made up for."""
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    from kvclaims.checker.audit import audit
+
+    shop = Shop(trace=str(tmp_path / "t.jsonl"))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        shop.ask("r", tokens("A", 6), kvclaims=json.dumps({"claim_id": "c"}))
+        shop.run()
+        assert not shop.serving.flush(wait=0.1)
+        stats = shop.desk.stats()
+    assert (stats["trace_waiting"], stats["trace_lost"]) == (shop.serving.recorder.count, 0)
+    shop.close()
+    assert audit([tmp_path / "t.jsonl"]).verdict is Verdict.HOLDS
 
 
 def test_where_owners_have_keys_a_name_alone_is_nobodys() -> None:

@@ -256,6 +256,10 @@ def test_the_trace_on_disk_is_whole(served: Any) -> None:
     from kvclaims.bridge.serving.tracefiles import in_order
     from kvclaims.spec.telemetry import parse_event
 
+    end = time.monotonic() + 60
+    while "kvclaims_trace_waiting_events 0.0" not in served.get("/metrics").text:
+        assert time.monotonic() < end
+    assert "kvclaims_trace_lost_events_total 0.0" in served.get("/metrics").text
     lines = [line for path in in_order(Path(served.trace)) for line in path.open()]
     events = [parse_event(line) for line in lines]
     assert [event.seq for event in events] == list(range(len(events)))

@@ -81,11 +81,13 @@ def test_the_dashboard_asks_for_families_that_exist() -> None:
             "shortfall": 1,
             "ages": [0] * 9,
             "age_sum": 0.0,
+            "trace_waiting": 1,
+            "trace_lost": 0,
         }
     ).decode()
     exposed = set(re.findall(r"^(kvclaims_\w+)", page, re.MULTILINE))
     assert asked <= exposed
-    assert len(asked) == 14
+    assert len(asked) == 16
 
 
 def test_the_walkthrough_names_every_setting_and_no_other() -> None:

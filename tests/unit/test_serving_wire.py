@@ -9,6 +9,7 @@ import pytest
 
 from kvclaims.bridge.serving.settings import BadSettings, Settings, read_settings
 from kvclaims.bridge.serving.tracefiles import TraceFiles, in_order
+from kvclaims.bridge.serving.tracequeue import TraceQueue
 from kvclaims.bridge.serving.wire import BadClaim, parse_order, read_duration, read_json, ticks
 from kvclaims.bridge.vllm.limits import HardShare, Limits
 from kvclaims.spec.fidelity import Fidelity
@@ -137,13 +138,17 @@ def test_the_tighter_of_quota_and_cap_decides() -> None:
     assert (dict(share.used), share.total, share.room("b")[0]) == ({}, 0, 3)
 
 
-def recorder(files: TraceFiles) -> Recorder:
+def recorder(queue: TraceQueue) -> Recorder:
     clock = iter(range(10**6))
-    return Recorder("r", "p", 8, lambda: next(clock), sink=files.write, keep=1)
+    return Recorder("r", "p", 8, lambda: next(clock), sink=queue.hear, keep=1)
+
+
+def traced(path: Path, keep: int) -> TraceQueue:
+    return TraceQueue(TraceFiles(path, 1024, keep), threaded=False)
 
 
 def test_full_files_are_put_aside_and_the_oldest_deleted(tmp_path: Path) -> None:
-    files = TraceFiles(tmp_path / "t.jsonl", 1024, keep=2)
+    files = traced(tmp_path / "t.jsonl", keep=2)
     told = recorder(files)
     for _ in range(40):
         told.emit("pool_reset", succeeded=True)
@@ -157,7 +162,7 @@ def test_full_files_are_put_aside_and_the_oldest_deleted(tmp_path: Path) -> None
 
 
 def test_every_file_is_kept_where_that_is_asked(tmp_path: Path) -> None:
-    files = TraceFiles(tmp_path / "t.jsonl", 1024, keep=0)
+    files = traced(tmp_path / "t.jsonl", keep=0)
     told = recorder(files)
     for _ in range(40):
         told.emit("pool_reset", succeeded=True)
@@ -166,20 +171,33 @@ def test_every_file_is_kept_where_that_is_asked(tmp_path: Path) -> None:
     assert [parse_event(line).seq for line in lines] == list(range(40))
 
 
-def test_two_runs_do_not_share_a_file(tmp_path: Path) -> None:
-    for _ in range(2):
-        files = TraceFiles(tmp_path / "t.jsonl", 1024, keep=0)
-        recorder(files).emit("pool_reset", succeeded=True)
+def test_runs_do_not_share_files(tmp_path: Path) -> None:
+    """Each is whole by itself, however many files it has; the earlier ones lie in folders."""
+    for run in range(3):
+        files = traced(tmp_path / "t.jsonl", keep=0)
+        told = recorder(files)
+        for _ in range(40 - 10 * run):
+            told.emit("pool_reset", succeeded=True)
         files.close()
-    assert len((tmp_path / "t.jsonl").read_text().splitlines()) == 1
-    assert len(list(tmp_path.glob("t-before-*.jsonl"))) == 1
+    before = sorted(tmp_path.glob("t-before-*"))
+    folders = [*before, tmp_path]
+    seen = [
+        [parse_event(line).seq for path in in_order(folder / "t.jsonl") for line in path.open()]
+        for folder in folders
+    ]
+    assert seen == [list(range(n)) for n in (40, 30, 20)]
+    assert all(len(in_order(folder / "t.jsonl")) > 1 for folder in folders)
 
 
-def test_what_was_written_reaches_the_file_within_a_second(tmp_path: Path) -> None:
-    now = [0.0]
-    files = TraceFiles(tmp_path / "t.jsonl", 10**6, keep=0, clock=lambda: now[0])
-    told = recorder(files)
-    told.emit("pool_reset", succeeded=True)
-    now[0] = 1.0
-    told.emit("pool_reset", succeeded=True)
-    assert len((tmp_path / "t.jsonl").read_text().splitlines()) == 2
+def test_what_is_deleted_is_of_this_run(tmp_path: Path) -> None:
+    for events in (60, 40):
+        files = traced(tmp_path / "t.jsonl", keep=1)
+        told = recorder(files)
+        for _ in range(events):
+            told.emit("pool_reset", succeeded=True)
+        files.close()
+    last = [
+        parse_event(line).seq for path in in_order(tmp_path / "t.jsonl") for line in path.open()
+    ]
+    assert last == list(range(last[0], 40))
+    assert len(in_order(tmp_path / "t.jsonl")) == 2

@@ -230,3 +230,33 @@ def test_workers_answer_each_in_its_own_time() -> None:
     assert answers.take(Results("x", {"c": Saved()})) == Results("x")
     assert answers.take(Results("y", {"c": Saved()})) == Results("y")  # of another life
     assert answers.take(Results("y", {"c": Saved()})) == Results("y", {"c": Saved(workers=2)})
+
+
+def test_what_one_worker_could_not_write_leaves_no_part_with_the_others() -> None:
+    """Nobody would ever remove it, nor count the room that it takes."""
+    tier = Tier(2)
+    device = Device(tier)
+    promised(tier, "one", "a")
+    device.put("a", 1)
+    tier.orders(device.source)
+    answers = Answers(2)
+    for said in (Saved(), Saved("No space left on device")):
+        tier.saved(answers.take(Results(tier.life, {name("a"): said})))
+    tier.release("one", "a")
+    orders, _ = tier.orders(device.source)
+    assert (orders.drops, orders.saves) == ((name("a"),), ())
+    assert not tier.is_busy
+
+
+def test_a_copy_that_is_tried_again_is_removed_before_it_is_written() -> None:
+    tier = Tier(2)
+    device = Device(tier)
+    promised(tier, "one", "a")
+    device.put("a", 1)
+    tier.orders(device.source)
+    tier.saved(Results(tier.life, {name("a"): Saved("full", 2)}))
+    told = [tier.orders(device.source)[0] for _ in range(3)]
+    assert [(o.drops, [m.name for m in o.saves]) for o in told if o.drops or o.saves] == [
+        ((name("a"),), []),
+        ((), [name("a")]),
+    ]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvclaims.bridge.serving import tierfiles
-from kvclaims.bridge.serving.tierfiles import BadCopy, TierBusy, TierFiles
+from kvclaims.bridge.serving.tierfiles import BadCopy, TierBusy, TierFiles, clear_left
 
 OLD, NEW = b"old content" * 50, b"new content, longer" * 90
 NAME, OTHER = "ab12", "cd34"
@@ -235,3 +235,21 @@ def test_a_copy_is_never_written_in_its_place(store: TierFiles) -> None:
     finally:
         listening = False
     assert (opened, moved) == ([".part"] * 2, [(".part", ".kv")] * 2)
+
+
+def test_an_engine_of_fewer_workers_clears_what_those_of_before_left(tmp_path: Path) -> None:
+    """No worker opens their folders any more; those in use, and of other engines, stay."""
+    left = {part: TierFiles(tmp_path / part, "form") for part in ("0-0", "0-1", "0-2", "1-2")}
+    for files in left.values():
+        files.begin("one")
+        files.publish(NAME, [OLD])
+    for part in ("0-0", "0-1", "1-2"):
+        left[part].let_go()
+    (tmp_path / "0-1" / f"{OTHER}.part").write_bytes(OLD)
+    (tmp_path / "0-notes").write_text("somebody's")
+    clear_left(tmp_path, 0, 1)
+    held = {part: files.names() for part, files in left.items()}
+    assert held == {"0-0": {NAME}, "0-1": set(), "0-2": {NAME}, "1-2": {NAME}}
+    assert not list((tmp_path / "0-1").glob("*.part"))
+    clear_left(tmp_path / "none", 0, 1)
+    left["0-2"].close()
