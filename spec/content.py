@@ -73,8 +73,9 @@ def content_ids(tokens: tuple[int, ...], block_size: int, salt: str = "") -> tup
 
 def cache_domain(salt: str = "", adapter: str = "", modality: str = "") -> str:
     """What the identity of content depends on beside its tokens, as one text (B4): a plain salt
-    is its own domain, other parts are told apart from it and from each other."""
-    if not adapter and not modality:
+    is its own domain, other parts are told apart from it and from each other, also by a salt that
+    looks like them."""
+    if not adapter and not modality and not salt.startswith("{"):
         return salt
     return json.dumps({"salt": salt, "adapter": adapter, "modality": modality})
 

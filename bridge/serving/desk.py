@@ -33,7 +33,7 @@ from kvclaims.bridge.serving.wire import (
 from kvclaims.bridge.vllm.limits import HardShare, Limits, TierShare
 from kvclaims.spec.feasibility import Judgement, Situation
 from kvclaims.spec.interface import BadOperation, ClaimAnswer, ClaimSpec
-from kvclaims.spec.vocabulary import Decision, Outcome, Phase, Protection
+from kvclaims.spec.vocabulary import Decision, Outcome, Phase
 
 ANONYMOUS: Final = "anonymous"
 """The owner of a claim that names none."""
@@ -284,10 +284,10 @@ class Desk:
             )
 
     def _check_size(self, spec: ClaimSpec) -> None:
-        usable = self.enforcer.usable
-        least = spec.predicate.n if spec.min_blocks is None else spec.min_blocks
-        if least > usable and spec.protection is Protection.HARD:
-            raise BadClaim(f"the claim asks for {least} blocks of a pool of {usable}", 413)
+        """What no request could compute is not claimed, however it would be protected."""
+        usable, last = self.enforcer.usable, spec.predicate.start + spec.predicate.n
+        if last > usable:
+            raise BadClaim(f"the claim speaks of {last} blocks, and the pool has {usable}", 413)
 
     def _check_count(self, owner: str) -> None:
         most = self.settings.claims_per_owner

@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from typing import Any, Final
 
 from kvclaims.spec.telemetry import Event
-from kvclaims.spec.vocabulary import Outcome
+from kvclaims.spec.vocabulary import Outcome, Protection
 
 AGES: Final = (1, 10, 60, 300, 1800, 7200, 43200, 172800)
 """Upper bounds of the histogram of ages at loss, in seconds."""
@@ -34,6 +34,9 @@ class Tally:
         self.ages = [0] * (len(AGES) + 1)
         self.age_sum = 0.0
         self._accepted: OrderedDict[str, int] = OrderedDict()
+        """When claims that have lost nothing yet were accepted, in nanoseconds."""
+        self._in_tier: set[str] = set()
+        """Those of them whose content does not go with a block of the device."""
 
     def heard(self, event: Event) -> None:
         react = _REACTIONS.get(event.event)
@@ -58,18 +61,32 @@ class Tally:
     def _aborted(self, _: Event) -> None:
         self.outcomes[Outcome.ABORTED.value] += 1
 
+    def _submitted(self, event: Event) -> None:
+        self._in_tier.discard(str(event.claim_id))
+        if event.data["protection"] == Protection.OFFLOADABLE:
+            self._in_tier.add(str(event.claim_id))
+
+    def _refused(self, event: Event) -> None:
+        self._in_tier.discard(str(event.claim_id))
+
     def _begins(self, event: Event) -> None:
         self._accepted[str(event.claim_id)] = event.timestamp_ns
         if len(self._accepted) > _REMEMBERED:
-            self._accepted.popitem(last=False)
+            oldest, _ = self._accepted.popitem(last=False)
+            self._in_tier.discard(oldest)
 
     def _harmed(self, event: Event) -> None:
         key = self._label(str(event.claim_id), str(event.data["cause"]), self.harms)
         self.harms[key] += 1
         self._lost(event)
 
+    def _block_lost(self, event: Event) -> None:
+        if str(event.claim_id) not in self._in_tier:
+            self._lost(event)
+
     def _lost(self, event: Event) -> None:
         """Content that was claimed is gone; the first loss of a claim gives its age."""
+        self._in_tier.discard(str(event.claim_id))
         since = self._accepted.pop(str(event.claim_id), None)
         if since is not None:
             age = (event.timestamp_ns - since) / _NANOSECONDS
@@ -82,7 +99,10 @@ _REACTIONS: Final[dict[str, Any]] = {
     "active_request_refused": Tally._blocked,
     "active_request_finished": Tally._finished,
     "active_request_aborted": Tally._aborted,
+    "resident_claim_submitted": Tally._submitted,
+    "resident_claim_refused": Tally._refused,
     "resident_claim_accepted": Tally._begins,
+    "resident_block_lost": Tally._block_lost,
     "resident_claim_harmed": Tally._harmed,
     "block_lost_after_release": Tally._lost,
 }

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvclaims.bridge.serving.settings import NAME
-from kvclaims.spec.fidelity import Fidelity
+from kvclaims.spec.fidelity import Fidelity, may_be_cut
 from kvclaims.spec.interface import ClaimSpec, Predicate, PredicateKind
 from kvclaims.spec.vocabulary import Protection
 
@@ -63,8 +63,11 @@ class Order:
         if whole == 0:
             raise BadClaim(f"the content has no full block of {block_size} tokens")
         predicate = self.predicate or Predicate(PredicateKind.LEADING, whole)
-        if predicate.start + predicate.n > whole:
+        end = predicate.start + predicate.n
+        if end > whole:
             raise BadClaim(f"the predicate speaks of blocks past the {whole} of the content")
+        if may_be_cut(predicate.fidelity):
+            tokens = tokens[: end * block_size]  # nothing depends on what comes behind
         return ClaimSpec(
             claim_id=internal,
             tokens=tokens,
@@ -184,9 +187,14 @@ def _tokens(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or len(value) > _MOST_TEXT:
+    if not isinstance(value, str) or len(value) > _MOST_TEXT or not _can_be_written(value):
         raise BadClaim(f"{name} is a text of at most {_MOST_TEXT} characters")
     return value
+
+
+def _can_be_written(text: str) -> bool:
+    """JSON can name halves of characters, which no encoding has."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 _FIELDS: Final[Mapping[str, Callable[[str, Any], Any]]] = {

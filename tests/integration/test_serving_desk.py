@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from vllm_world import NEEDS_VLLM
 
 from kvclaims.spec.content import Segment, tokens_of
-from kvclaims.spec.vocabulary import Verdict
+from kvclaims.spec.vocabulary import Protection, Verdict
 
 pytestmark = NEEDS_VLLM
 
@@ -124,6 +124,37 @@ def test_a_verdict_is_found_by_the_id_the_client_knows() -> None:
     other = shop.do("verdict", request="zabc").body
     assert (other["outcome"], other["fits_tokens"]) == ("capacity_required", 80)
     assert shop.do("verdict", request=".*").status == 404
+
+
+@pytest.mark.parametrize("protection", [p.value for p in Protection])
+@pytest.mark.parametrize("more", [{}, {"min_blocks": 1}, {"predicate": {"n": 1, "start": 20}}])
+def test_a_claim_on_more_than_the_pool_holds_is_no_claim(
+    protection: str, more: dict[str, Any]
+) -> None:
+    """No request could ever compute its content (F4), whatever the protection."""
+    shop = Shop()
+    told = shop.declare("big", "A", 21, protection=protection, **more)
+    assert (told.status, told.body["error"]) == (
+        413,
+        "the claim speaks of 21 blocks, and the pool has 20",
+    )
+    assert (shop.enforcer.book.claims, shop.enforcer.book.owed) == ({}, 0)
+
+
+def test_of_the_content_only_what_a_claim_speaks_of_is_looked_at() -> None:
+    """A step must not wait while a million tokens are hashed that nothing depends on."""
+    shop = Shop()
+    told = shop.do("declare", claim={"claim_id": "c", "tokens": [7] * 10**6, "predicate": {"n": 2}})
+    assert (told.status, told.body["granted_blocks"]) == (201, 2)
+    assert len(shop.enforcer.book.claims["a/c"].spec.tokens) == 2 * SIZE
+
+
+@pytest.mark.parametrize("field", ["salt", "adapter"])
+def test_text_that_cannot_be_written_is_no_text(field: str) -> None:
+    shop = Shop()
+    told = shop.declare("c", "A", 2, **{field: "\ud800"})
+    assert told.status == 400
+    assert shop.enforcer.book.claims == {}
 
 
 def test_quotas_and_the_cap_hold_at_every_step() -> None:

@@ -242,9 +242,17 @@ def test_each_claim_named_is_counted_once_and_labels_are_bounded() -> None:
     assert tally.refusals[(OTHERS, "refused")] == 9
 
 
-def test_age_at_loss_is_taken_once_a_claim() -> None:
-    tally, recorder, now = tallied()
+def accept(recorder: Recorder, protection: str) -> None:
     granted = {"kind": "leading_prefix_at_least", "start": 0, "n": 1}
+    recorder.emit(
+        "resident_claim_submitted",
+        claim_id="a/x",
+        owner="a",
+        protection=protection,
+        predicate=granted,
+        footprint=1,
+        duration=None,
+    )
     recorder.emit(
         "resident_claim_accepted",
         claim_id="a/x",
@@ -254,12 +262,36 @@ def test_age_at_loss_is_taken_once_a_claim() -> None:
         cost_blocks=1,
         headroom_before=2,
     )
+
+
+LOST: dict[str, dict[str, Any]] = {
+    "block_lost_after_release": {"position": 0, "block_id": 1, "phase": "demoted"},
+    "resident_block_lost": {"position": 0, "block_id": 1, "cause": "own_choice"},
+    "resident_claim_harmed": {"cause": "own_choice", "before": {}, "after": {}},
+}
+
+
+@pytest.mark.parametrize("loss", LOST)
+@pytest.mark.parametrize("protection", ["soft_priority", "hard_protected"])
+def test_age_at_loss_is_that_of_the_first_loss(loss: str, protection: str) -> None:
+    """Of a claim that was harmed by it, that had not been materialized, or that had ended."""
+    tally, recorder, now = tallied()
+    accept(recorder, protection)
     now[0] = 90 * 10**9
-    for _ in range(2):
-        recorder.emit(
-            "block_lost_after_release", claim_id="a/x", position=0, block_id=1, phase="demoted"
-        )
+    for event in (loss, *LOST):
+        recorder.emit(event, claim_id="a/x", **LOST[event])
+        now[0] += 10**9
     assert (sum(tally.ages), tally.ages[3], tally.age_sum) == (1, 1, 90.0)
+
+
+def test_a_block_that_a_tier_keeps_is_no_loss() -> None:
+    tally, recorder, now = tallied()
+    accept(recorder, "offloadable")
+    recorder.emit("resident_block_lost", claim_id="a/x", **LOST["resident_block_lost"])
+    assert sum(tally.ages) == 0
+    now[0] = 5 * 10**9
+    recorder.emit("resident_claim_harmed", claim_id="a/x", **LOST["resident_claim_harmed"])
+    assert (sum(tally.ages), tally.age_sum) == (1, 5.0)
 
 
 def test_the_page_has_every_family_and_its_labels() -> None:
