@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 from collections import deque
 from typing import Final
@@ -50,6 +51,7 @@ class TraceQueue:
         self._failing = ""
         self._hurry = False
         self._closed = False
+        self._process = os.getpid()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         if threaded:
@@ -88,6 +90,8 @@ class TraceQueue:
 
     def close(self) -> None:
         """Write what can be written, and say what could not; idempotent."""
+        if os.getpid() != self._process:
+            return  # a copy in a child that was forked: the trace is its parent's
         with self._changed:
             if self._closed:
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from kvclaims.bridge.serving.tierfiles import BadCopy, TierFiles
 from kvclaims.bridge.serving.tierqueue import TierQueue
-from kvclaims.bridge.vllm.tier import Load, Loaded, Move, Orders, Results, Saved
+from kvclaims.bridge.vllm.tier import Answers, Load, Loaded, Move, Orders, Results, Saved, Tier
 from kvclaims.bridge.vllm.tierworker import TierWorker
 
 
@@ -133,3 +134,73 @@ def test_real_tensors_come_back_byte_for_byte(tmp_path: Path) -> None:
         device.put(1, memoryview(bytearray(195)))
     with pytest.raises(ValueError, match="needs the 8 blocks in the first place"):
         Tensors(layers, 8)
+
+
+class Ranks:
+    """Two workers with a part of every block each, and the scheduler's side of their tier."""
+
+    def __init__(self, folder: Path) -> None:
+        self.worlds = [World(folder / str(rank)) for rank in range(2)]
+        self.tier = Tier(4)
+        self._answers = Answers(2)
+
+    def write(self, block: int) -> None:
+        for rank, world in enumerate(self.worlds):
+            world.device.held[block] = b"part %d" % rank
+
+    def step(self, work: tuple[bool, bool] = (True, True)) -> Results:
+        """One that all orders go to; the workers that `work` do what they were told."""
+        orders, _ = self.tier.orders(lambda content: Move(content, 3))
+        told = [w.step(orders, work=does) for w, does in zip(self.worlds, work, strict=True)]
+        known = Results(orders.life)
+        for results in filter(None, told):
+            answered = self._answers.take(results)
+            self.tier.saved(answered)
+            known = known.merged(answered)
+        return known
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Ranks:
+    ranks = Ranks(tmp_path)
+    ranks.tier.promise("claim", {"aa": 0})
+    ranks.write(3)
+    return ranks
+
+
+def test_a_copy_is_kept_when_every_worker_has_its_part(ranks: Ranks) -> None:
+    ranks.step(work=(True, False))
+    assert [world.files.names() for world in ranks.worlds] == [{"aa"}, set()]
+    assert not ranks.tier.keeps("aa")
+    ranks.step()
+    assert ranks.tier.keeps("aa")
+    assert [bytes(w.files.read("aa")) for w in ranks.worlds] == [b"part 0", b"part 1"]
+
+
+def test_a_load_is_right_when_every_part_is(ranks: Ranks) -> None:
+    ranks.step()
+    ranks.tier.begin("r", ["aa"], [5])
+    assert ranks.step().loaded == {"r": Loaded(1, workers=2)}
+    assert [w.device.held[5] for w in ranks.worlds] == [b"part 0", b"part 1"]
+    path = ranks.worlds[1].files.folder / "aa.kv"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    ranks.tier.ended("r", 1)
+    ranks.tier.begin("s", ["aa"], [6])
+    assert ranks.step().loaded == {"s": Loaded(0, "the checksum is wrong", 2)}
+    assert [w.worker.failed() for w in ranks.worlds] == [set(), {6}]
+
+
+def test_one_worker_with_a_full_disk_leaves_nothing_with_the_other(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ranks.worlds[1].files, "publish", full)
+        ranks.step()
+    assert not ranks.tier.keeps("aa")
+    assert ranks.tier.unsaved == {"aa": "No space left on device"}
+    ranks.tier.release("claim", ["aa"])
+    ranks.step()
+    assert [world.files.names() for world in ranks.worlds] == [set(), set()]

@@ -179,6 +179,19 @@ def test_a_file_that_somebody_takes_away_ends_nothing(
     assert "somebody took" in caplog.text
 
 
+def test_a_child_that_was_forked_leaves_the_trace_to_its_parent(path: Path) -> None:
+    queue = queued(path)
+    told = run(queue)
+    child = os.fork()
+    if not child:
+        queue.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert seqs(path) == []
+    end(told, queue)
+    assert seqs(path) == [0, 1]
+
+
 @pytest.fixture
 def held(path: Path) -> Iterator[TraceFiles]:
     files = TraceFiles(path, 4096, keep=0)
