@@ -2,6 +2,7 @@
 #   ENGINE=none       leaves the live engines (vLLM and SGLang on torch, some 3.3 GB) out; vllm and sglang set up one
 #   GPU_ARGS='--vllm DIR' goes to tools/gpu_check.py
 #   TESTS=DIR         a vLLM source distribution: its own tests, for `make detection`
+#   ENGINES='DIR...'  folders of other versions of vLLM, for the same
 #   DETECTION_ARGS='...' goes to tools/detection.py (--limit N, --seconds S, --jobs N)
 #   GATE_ARGS='...'   goes to `kvclaims gate`      PYTEST_ARGS='...'  goes to pytest (default: all but slow tests)
 
@@ -9,6 +10,7 @@ ENGINE ?= all
 GATE_ARGS ?=
 GPU_ARGS ?=
 TESTS ?=
+ENGINES ?=
 DETECTION_ARGS ?=
 PYTEST_ARGS ?= -n auto -m 'not slow'
 BIN := .venv/bin
@@ -35,6 +37,8 @@ detection: setup ## what finds faults in vLLM, in docs/detection.md; goes on whe
 ifneq ($(TESTS),)
 	@$(BIN)/python tools/detection.py theirs --tests '$(TESTS)' $(DETECTION_ARGS)
 endif
+	@$(BIN)/python tools/detection.py clean
+	@for engine in $(ENGINES); do $(BIN)/python tools/detection.py clean --engine-path "$$engine"; done
 	@$(BIN)/python tools/detection.py page
 
 test: setup ## run the test suite

@@ -17,12 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from packaging.version import Version
+
 from kvclaims.checker import litmus
 from kvclaims.checker.baseline import KnownFinding, allowing, read_baseline
 from kvclaims.checker.codemutants import CodeMutant
 from kvclaims.checker.enginemutants import Places, plant
 from kvclaims.checker.faults import FaultError, planted
-from kvclaims.checker.fuzz import Ways, first_failure
+from kvclaims.checker.fuzz import FuzzReport, Ways, first_failure, fuzz
 from kvclaims.checker.mutatecode import Answer, in_child
 from kvclaims.checker.programs import builtin
 from kvclaims.checker.trials import attempt, trials_of
@@ -149,6 +151,12 @@ class Results:
         return f"{side} {seconds:5.1f} s  {name}\n    {fate[:300]}"
 
 
+def versions_in(path: Path) -> list[str]:
+    """The versions of the engine that a results file tells of, the oldest first."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return sorted({json.loads(line)["engine"] for line in lines if line}, key=Version)
+
+
 def share(mutants: Sequence[CodeMutant], part: str) -> list[CodeMutant]:
     """Part `i/n` of the mutants."""
     i, n = map(int, part.split("/"))
@@ -213,6 +221,56 @@ def judge_clean(
     row = results.last("ours", CONTROL)
     assert row is not None
     return Answer(row["by"], row["detail"])
+
+
+# --- the engine as it is, seed by seed -----------------------------------------------------
+
+CLEAN: Final = "clean"
+"""The side of the lines that tell of one seed of fuzzing on the engine as it is."""
+
+
+def seed_name(seed: int) -> str:
+    """How the line of a seed is called."""
+    return f"seed {seed}"
+
+
+def fuzz_clean(
+    engine: Engine, results: Results, seeds: Sequence[int], operations: int, folder: Path
+) -> Iterator[str]:
+    """What `kvclaims fuzz` finds in the engine as it is, its own known findings allowed by name, in
+    words.  A seed that broke nothing in as many operations is not done again.  A counterexample
+    goes into `folder`."""
+    for seed in seeds:
+        row = results.last(CLEAN, seed_name(seed))
+        if row is not None and not row["by"] and row["effort"] >= operations:
+            continue
+        report = fuzz(engine, operations, None, seed, lambda _: None, folder)
+        tried, said = report.tried, _said(report)
+        results.put(
+            CLEAN,
+            seed_name(seed),
+            operations,
+            said,
+            report.seconds,
+            cpu=round(report.cpu_seconds, 2),
+            steps=report.steps,
+            monitored=report.monitored,
+            arranged=report.arranged.operations,
+            trials=0 if tried is None else sum(tried.runs.values()),
+            known=report.allowed,
+            not_exposed=len(report.not_exposed),
+        )
+        found = f"{said.by}, {said.detail}" if said.by else "nothing is broken"
+        yield f"{results.version}, {seed_name(seed)}, {report.seconds:.1f} s: {found}"
+
+
+def _said(report: FuzzReport) -> Answer:
+    if report.finding is not None:
+        by = "fuzzing" if report.program is not None else "trials"
+        return Answer(by, f"{report.finding.rule}: {report.finding.message}")
+    if report.verdict is not Verdict.HOLDS:
+        return Answer("nothing", f"{report.verdict}: fewer than {report.floor} kinds of step taken")
+    return Answer()
 
 
 def _timed(work: Callable[[], Answer]) -> tuple[Answer, float, float]:

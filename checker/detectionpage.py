@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvclaims.checker.codemutants import CodeMutant
-from kvclaims.checker.detection import CONTROL, Drawn, Results, is_reached
+from kvclaims.checker.detection import (
+    CLEAN,
+    CONTROL,
+    Drawn,
+    Results,
+    is_reached,
+    versions_in,
+)
 from kvclaims.checker.faults import Fault
 from kvclaims.spec.interface import BadOperation
 from kvclaims.spec.vocabulary import RULES
@@ -105,6 +112,7 @@ def page(
     `findings` are the known findings with the rule of each; `reasons` say why mutants live."""
     parts = [
         _head(drawn, results),
+        _clean(results.path),
         _kinds(faults, findings),
         _planted(results, faults),
         _mutants(drawn, results, root, reasons or {}),
@@ -130,6 +138,43 @@ def _head(drawn: Drawn, results: Results) -> Iterator[str]:
 
 
 _SIDES: Final = ("ours", "theirs")
+
+
+def _clean(path: Path) -> Iterator[str]:
+    """What fuzzing found in each version of the engine as it is."""
+    found = {version: clean_rows(Results(path, version)) for version in versions_in(path)}
+    found = {version: rows for version, rows in found.items() if rows}
+    if not found:
+        return
+    yield "## vLLM as it is"
+    yield ""
+    yield (
+        "`kvclaims fuzz` on each version, unpatched: random operations, arrangements of KV groups "
+        "and trials, one run a seed. Broken is what no finding of `bridge/vllm/findings.toml` "
+        "names; of those that are named, the seeds that met them."
+    )
+    yield ""
+    yield "| vLLM | seeds | operations | in KV groups | trials | broken | known findings met |"
+    yield "|---|---|---|---|---|---|---|"
+    for version, rows in found.items():
+        broken = [f"{row['mutant']}: {row['by']}, {row['detail']}" for row in rows if row["by"]]
+        known = Counter(name for row in rows for name in row["known"])
+        cells = (
+            version,
+            f"{len(rows)}",
+            f"{sum(row['effort'] for row in rows):,}",
+            f"{sum(row['arranged'] for row in rows):,}",
+            f"{sum(row['trials'] for row in rows):,}",
+            _plain("; ".join(broken)) or "nothing",
+            ", ".join(f"{name} ({times})" for name, times in sorted(known.items())) or "none",
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def clean_rows(results: Results) -> list[dict[str, Any]]:
+    """The newest line of each seed, in the order of the seeds."""
+    newest = _latest(results, CLEAN)
+    return sorted(newest.values(), key=lambda row: int(row["mutant"].partition(" ")[2]))
 
 
 def _kinds(faults: Mapping[str, Sequence[Fault]], findings: Mapping[str, str]) -> Iterator[str]:

@@ -26,12 +26,14 @@ from kvclaims.checker.door import (
     judged,
     nothing_grew,
     phase_of,
+    was_overtaken,
 )
 from kvclaims.checker.engines import REFERENCE, find, first_line
 from kvclaims.checker.knowledge import DISPATCHING, Knowledge, KnownRequest, is_over
 from kvclaims.checker.lending import LendingMonitor
 from kvclaims.checker.observing import Broken
 from kvclaims.checker.serving import Serving
+from kvclaims.checker.stranded import stranded
 from kvclaims.checker.telling import Told, decided, judged_events, survival
 from kvclaims.checker.verdicts import Violation
 from kvclaims.checker.watching import Heard, introduce
@@ -200,7 +202,9 @@ class Supervisor:
             before = self._seen
             self._one(Operation("step", {}))
             stalled = stalled + 1 if self._seen == before else 0
-        self._collect([("B11", f"requests still wait or run after {DRAIN_STEPS} steps", "")])
+        message = f"requests still wait or run after {DRAIN_STEPS} steps"
+        held = stranded(self.known, self._seen) if stalled else None
+        self._collect([("B11", f"{message}; {held}" if held else message, "")])
 
     def _one(self, operation: Operation) -> None:
         """Do an operation of one call, on the runtime and beside it on the oracle."""
@@ -234,7 +238,7 @@ class Supervisor:
             returned = _returned(heard)
             one = Told(operation, before, after, events, steps, answer.value, lasting, returned)
             found += _unstepped(self._judge(one, answer, legal, refs))
-            if foretold is not None and nothing_grew(before, steps, events):
+            if foretold is not None and self._is_as_foretold(foretold, one):
                 config = self.runtime.config
                 given_up = self._given_up(heard)
                 door = judged(foretold, before, after, events, steps, config, given_up)
@@ -574,6 +578,13 @@ class Supervisor:
             return None  # what a return leaves of it is the engine's own choice
         base = replace(before, usable=config.usable, resident=lasting)
         return foretell(visitor, self.monitor, base, wanted, config.block_size)
+
+    def _is_as_foretold(self, foretold: Foretold, one: Told) -> bool:
+        """Whether the visitor met the state that it was judged in."""
+        transfers = {n for n, request in self.known.requests.items() if request.spec.external}
+        return nothing_grew(one.before, one.steps, one.events) and not was_overtaken(
+            foretold.visitor, transfers, one.events
+        )
 
     # -- the oracle, the audits, the findings
 

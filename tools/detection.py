@@ -2,6 +2,7 @@
 
     .venv/bin/python tools/detection.py ours [--limit N] [--operations N] [--seconds S]
     .venv/bin/python tools/detection.py theirs --tests DIR [--limit N] [--seconds S]
+    .venv/bin/python tools/detection.py clean [--seeds N] [--operations N] [--engine-path DIR]
     .venv/bin/python tools/detection.py faults | reach | page
 
 Every result is a line in a file, written as soon as it is known; a later run does what is
@@ -32,14 +33,19 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 ENGINE: Final = "vllm"
 RESULTS: Final = ROOT / "docs" / "detection.jsonl"
 PAGE: Final = ROOT / "docs" / "detection.md"
+SEEDS: Final = 10
+CLEAN_OPERATIONS: Final = 1500
+"""Seeds of fuzzing on the engine as it is, and operations of each."""
 SCRATCH: Final = ROOT / "build" / "detection"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("what", choices=("ours", "theirs", "faults", "reach", "page"))
+    parser.add_argument("what", choices=("ours", "theirs", "clean", "faults", "reach", "page"))
+    parser.add_argument("--engine-path", type=Path, help="where another version lies, for clean")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="of clean: 0 up to before this")
     parser.add_argument("--limit", type=int, help="mutants to run at most")
-    parser.add_argument("--operations", type=int, default=detection.OPERATIONS)
+    parser.add_argument("--operations", type=int)
     parser.add_argument("--seconds", type=float, help="leave off after so many")
     parser.add_argument("--tests", type=Path, help="a source distribution with the engine's tests")
     parser.add_argument("--junit", type=Path, help="an earlier run of these tests, not measured")
@@ -53,9 +59,18 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.operations is None:
+        given.operations = CLEAN_OPERATIONS if given.what == "clean" else detection.OPERATIONS
     if given.jobs > 1:
         return spread(given.jobs)
-    doing = {"ours": ours, "theirs": theirs, "faults": planted, "reach": reach, "page": page}
+    doing = {
+        "ours": ours,
+        "theirs": theirs,
+        "clean": clean,
+        "faults": planted,
+        "reach": reach,
+        "page": page,
+    }
     return doing[given.what](given)
 
 
@@ -161,6 +176,24 @@ def theirs(given: argparse.Namespace) -> int:
     work = SCRATCH / "models"
     detection.write_models(work)
     return subprocess.run([*command, *files], cwd=work, env=environment, check=False).returncode
+
+
+def clean(given: argparse.Namespace) -> int:
+    """The engine as it is, the installed one or the one that `--engine-path` names, by seeds."""
+    if given.engine_path is not None and engines.given_path() is None:
+        folder = str(given.engine_path.resolve())
+        path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": path, engines.PATH_VARIABLE: folder}
+        again = [sys.executable, __file__, *sys.argv[1:]]
+        return subprocess.run(again, env=environment, check=False).returncode
+    engine, info = engines.ready(ENGINE)
+    results = detection.Results(RESULTS, info.version)
+    kept = SCRATCH / f"clean-{info.version}"
+    seeds = range(given.seeds)
+    for line in detection.fuzz_clean(engine, results, seeds, given.operations, kept):
+        print(line, flush=True)
+    rows = [results.last(detection.CLEAN, detection.seed_name(seed)) for seed in seeds]
+    return int(any(row is None or row["by"] for row in rows))
 
 
 def planted(given: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ import pytest
 from vllm_world import NEEDS_VLLM
 
 from kvclaims.bridge.vllm.engine import IN_PROCESS
+from kvclaims.checker.baseline import read_baseline
 from kvclaims.checker.fuzz import Ways, first_failure
 from kvclaims.checker.scenes import Scene, scenes
 from kvclaims.checker.supervise import Program, Supervisor, features_of, oracle_for, supervise
@@ -57,6 +58,17 @@ class Run:
         return self.runtime._scheduler
 
 
+def parked(usable: int = 10) -> Run:
+    """The first request is put aside until the connector knows what it has; what is loaded for the
+    second is there, seven blocks are kept for it, and the first one's load takes three."""
+    run = Run(usable, connector=1)
+    run("submit", request="r1", content=[["B", 3]], external=3)
+    run("submit", request="r2", content=[["B", 5], ["C", 3]], external=1)
+    run("dispatch")
+    run("load", request="r2", blocks=1)
+    return run
+
+
 @pytest.fixture
 def loading() -> Iterator[Run]:
     run = Run(12, connector=1)
@@ -89,6 +101,61 @@ def test_fuzzing_begins_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     found = first_failure(IN_PROCESS, Ways(steps=1, seed=0))
     assert found is not None
     assert found[1].rule == "B4"
+
+
+# -- who is looked at first
+
+
+def test_who_holds_what_was_loaded_behind_a_request_that_needs_it_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As before vLLM 0.31: who holds blocks waits in the queue of those that hold none (B11)."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    monkeypatch.setattr(Scheduler, "_holds_kv_blocks", staticmethod(lambda _: False))
+    run = parked()
+    found = run.supervisor.do(parse({"op": "drain"}))
+    assert [one.rule for one in found] == ["B11"]
+    words = "what was loaded for r2 is there, and waits behind r1, too large beside it"
+    assert found[0].message.endswith(f"after 500 steps; {words}")
+    (finding,) = (
+        f for f in read_baseline(IN_PROCESS.findings).findings if f.name == "parked-ahead"
+    )
+    assert finding.covers("vllm", "0.30.0", "B11", f"drain: {found[0].message}")
+    assert not finding.covers("vllm", "0.31.0", "B11", f"drain: {found[0].message}")
+
+
+def test_who_waits_beside_one_that_has_room_is_another_fault() -> None:
+    run = parked(usable=14)
+    run.scheduler.max_num_active_reqs = 0  # nobody is admitted any more
+    found = run.supervisor.do(parse({"op": "drain"}))
+    assert [(one.rule, one.message) for one in found] == [
+        ("B11", "requests still wait or run after 500 steps")
+    ]
+
+
+def test_who_was_put_aside_for_a_transfer_may_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before vLLM 0.31: the connector is asked again about r3 before r2, which gave way, is
+    looked at.  Then r2 waits, and does not fit: the order of the two is no rule's."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    schedule = Scheduler.schedule
+
+    def put_aside_first(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for request in [r for r in self.waiting if r in self.deferred_waiting]:
+            self.waiting.remove_request(request)
+            self.waiting.prepend_request(request)
+        return schedule(self, *args, **kwargs)
+
+    monkeypatch.setattr(Scheduler, "schedule", put_aside_first)
+    run = Run(5, connector=1)
+    run("submit", request="r1", content=[["A", 1]], max_new_tokens=8)
+    run("submit", request="r2", content=[["C", 1]], max_new_tokens=8)
+    run("submit", request="r3", content=[["B", 2]], external=4)
+    run("step", times=7)
+    view = run.supervisor.seen.requests
+    assert (view["r2"].outcome, view["r3"].state) == (Outcome.DEFERRED, "loading")
+    run("drain")
 
 
 # -- transfers

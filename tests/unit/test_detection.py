@@ -11,13 +11,16 @@ from kvclaims.checker import detection
 from kvclaims.checker.baseline import read_baseline
 from kvclaims.checker.codemutants import CodeMutant
 from kvclaims.checker.detection import (
+    CLEAN,
     CONTROL,
     Answer,
     Drawn,
     Results,
     functions_of,
+    fuzz_clean,
     outermost,
     pass_over,
+    seed_name,
     statement,
 )
 from kvclaims.checker.detectionpage import (
@@ -35,7 +38,7 @@ from kvclaims.checker.detectionpage import (
 )
 from kvclaims.checker.enginemutants import Place, Places
 from kvclaims.checker.engines import find
-from kvclaims.checker.faults import faults_of
+from kvclaims.checker.faults import faults_of, planted
 from kvclaims.checker.instances import MACHINES
 from kvclaims.spec.interface import BadOperation
 
@@ -153,6 +156,40 @@ def test_the_page_tells_what_was_not_run(tmp_path: Path) -> None:
     )
     assert "with the same seeds and 6,000 operations: nothing is broken." in told
     assert "| hash-unmapped | B3 |" in told
+
+
+def test_the_page_tells_what_fuzzing_found_in_each_version(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    for version, seed, said in (("0.10", 1, Answer()), ("0.9", 0, KILLED), ("0.10", 0, KILLED)):
+        more = {"arranged": 1000, "trials": 12, "known": {"removed-while-resident": 3}}
+        Results(path, version).put(CLEAN, seed_name(seed), 1500, said, 1.0, **more)
+    Results(path, "0.10").put(
+        CLEAN, seed_name(0), 1500, Answer(), 1.0, arranged=5, trials=1, known={}
+    )
+    told = page(Drawn((), 0), Results(path, "0.10"), tmp_path, {"vllm": ()}, {})
+    broken = "seed 0: fuzzing, B1 in operation 2 of 2: the queue is short"
+    rows = [line for line in told.splitlines() if line.startswith("| 0.")]
+    assert rows == [
+        f"| 0.9 | 1 | 1,500 | 1,000 | 12 | {broken} | removed-while-resident (1) |",
+        "| 0.10 | 2 | 3,000 | 1,005 | 13 | nothing | removed-while-resident (1) |",
+    ]
+
+
+def test_a_seed_is_done_once_and_again_while_something_is_broken(tmp_path: Path) -> None:
+    reference = find("reference")
+    results = Results(tmp_path / "results.jsonl", reference.info().version)
+    results.put(CLEAN, seed_name(1), 400, KILLED, 1.0)
+    told = [*fuzz_clean(reference, results, range(2), 400, tmp_path)]
+    assert [line.split(", ")[1] for line in told] == ["seed 0", "seed 1"]
+    assert all(line.endswith(": nothing is broken") for line in told)
+    assert [*fuzz_clean(reference, results, range(2), 400, tmp_path)] == []
+    row = results.last(CLEAN, seed_name(0))
+    assert row is not None
+    assert (row["by"], row["known"], row["trials"]) == ("", {}, 0)
+    assert row["monitored"] > 0
+    with planted(next(iter(faults_of(reference))), reference):
+        (line,) = fuzz_clean(reference, results, range(1), 401, tmp_path)
+    assert ": fuzzing, " in line
 
 
 def test_reasons_are_of_mutants_that_were_drawn(tmp_path: Path) -> None:
