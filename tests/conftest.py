@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+# Workers share the cores: a thread of torch for each core in each of them only waits for another's.
+# Set before anything imports torch; children inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
