@@ -76,7 +76,7 @@ KEPT: Final = 10_000
 def _vllm(raw: Raw) -> Batch:
     """`{"seq", "ts", "events": [{"type": "BlockStored", …}], "data_parallel_rank"}`, and what the
     listener says of itself."""
-    source = f"rank {raw.get('data_parallel_rank') or 0}"
+    source = f"rank {_named('rank', raw.get('data_parallel_rank')) or 0}"
     steps = tuple(_vllm_step(e, source) for e in raw["events"])
     lost = raw.get(AFTER_LOSS, False)
     if type(lost) is not bool:
@@ -95,8 +95,9 @@ def _vllm_step(event: Any, source: str) -> Step:
         raise TraceError(f"a medium is a text, not {medium!r}")
     place = f"{source}, {medium}"
     for name in ("group_idx", "locality", "ownership"):
-        if (value := event.get(name)) is not None:
-            place += f", {name.removesuffix('_idx')} {value}"
+        what = name.removesuffix("_idx")
+        if (value := _named(what, event.get(name))) is not None:
+            place += f", {what} {value}"
     group = "" if event.get("group_idx") is None else f"group {event['group_idx']}"
     elsewhere = event.get("locality") not in (None, "LOCAL") or event.get("ownership") is not None
     on_device = medium.upper() == _DEVICE and not elsewhere
@@ -135,9 +136,11 @@ _VLLM_FIELDS: Final = {
 def _dynamo(raw: Raw) -> Batch:
     """`{"worker_id", "event": {"event_id", "data": {"stored" | "removed": …} or "cleared"}}`."""
     event = raw["event"]
-    rank = event.get("dp_rank")
-    source = f"worker {raw['worker_id']}" + (f" rank {rank}" if rank else "")
-    tier = raw.get("storage_tier")
+    rank, worker = _named("rank", event.get("dp_rank")), _named("worker", raw["worker_id"])
+    if worker is None:
+        raise TraceError("a worker is a whole number or a word, not None")
+    source = f"worker {worker}" + (f" rank {rank}" if rank else "")
+    tier = _named("tier", raw.get("storage_tier"))
     place = f"{source}, {tier}" if tier else source
     on_device = tier in (None, "", "device")
     data = event["data"]
@@ -158,9 +161,9 @@ def _dynamo(raw: Raw) -> Batch:
 
 def _tensorrt(raw: Raw) -> Batch:
     """`{"event_id", "data": {"type": "created" | "stored" | "removed" | "updated", …}}`."""
-    source = f"rank {raw.get('attention_dp_rank') or 0}"
+    source = f"rank {_named('rank', raw.get('attention_dp_rank')) or 0}"
     data = raw["data"]
-    window = f"window {raw.get('window_size') or 'full'}"
+    window = f"window {_named('window', raw.get('window_size')) or 'full'}"
     place = f"{source}, {window}"
     match data["type"]:
         case "stored":
@@ -192,6 +195,20 @@ def _whole(value: Any) -> int:
     if value < 0:
         raise TraceError(f"an event number is at least 0, not {value}")
     return value
+
+
+_JOINTS: Final = (", ", " rank ")
+"""What the name of a place is put together with."""
+
+
+def _named(what: str, value: Any) -> int | str | None:
+    """A part of the name of a place, None where none is told.  One that could be taken for several
+    would make two places one."""
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    if isinstance(value, str) and not any(joint in value for joint in _JOINTS):
+        return value
+    raise TraceError(f"a {what} is a whole number or a word, not {value!r}")
 
 
 def _time(value: Any) -> float | None:

@@ -80,6 +80,9 @@ _LOST_IN_C1: Final = (Protection.HARD, Protection.DEMOTABLE, Protection.EXPIRING
 _LOSING: Final = frozenset({"L1", "L2", "C1"})
 """The litmus programs that, where they hold, show such a loss."""
 
+ONLY_READ: Final = "; by documents alone, read and not run"
+"""What is said of a mode that nothing here runs or has recorded."""
+
 RunProbe = Callable[[Probe], "ProbeResult"]
 
 
@@ -106,6 +109,12 @@ class ModeVerdict:
         return sorted({anchor.split(": ", 1)[1] for anchor in self.anchors})
 
     @property
+    def is_only_read(self) -> bool:
+        """It is supported, and by nothing that runs or was recorded."""
+        evidence = self.mode.evidence.values()
+        return _STRENGTH[self.lowering] > 0 and all(e.document is not None for e in evidence)
+
+    @property
     def verdict(self) -> Verdict:
         """HOLDS where the profile claims no more than follows."""
         if _STRENGTH[self.mode.claims] > _STRENGTH[self.lowering]:
@@ -118,6 +127,7 @@ class ModeVerdict:
             "depth": self.mode.depth.name.lower(),
             "claims": self.mode.claims,
             "lowering": self.lowering,
+            "only_read": self.is_only_read,
             "verdict": self.verdict,
             "reasons": list(self.reasons),
             "anchors": list(self.anchors),
@@ -165,6 +175,7 @@ class LowerReport:
         for mode in self.modes:
             said = mode.mode.claims
             told = "" if said is mode.lowering else f"; the profile claims {said}: {mode.verdict}"
+            told += ONLY_READ if mode.is_only_read else ""
             yield f"  {mode.mode.protection:15} {mode.lowering}{told}"
             yield f"            owes {', '.join(sorted(OWED[mode.mode.protection]))}"
             for place in mode.places:
@@ -212,9 +223,11 @@ def _of_its_version(profile: Profile, here: str | None) -> RunProbe:
 
 
 def _is_of(version: str, told: str) -> bool:
-    """Whether a whole version is the one told, or one of those that it begins: 0.32.1 of 0.32."""
+    """Whether a whole version is the one told, or one of those that it begins: 0.32.1 of 0.32.  A
+    0 alone begins none: before 1.0 whatever follows may be another runtime."""
     wanted = told.split(".")
-    return version.split(".")[: len(wanted)] == wanted
+    begins = set(wanted) != {"0"} and version.split(".")[: len(wanted)] == wanted
+    return begins or version == told
 
 
 def judge(
@@ -233,7 +246,7 @@ def judge(
         return verdict(Lowering.REJECTED, reasons)
     if reasons := list(_untrue(mode, run, engine, of)):
         return verdict(Lowering.REJECTED, reasons)
-    if reasons := list(dict.fromkeys(_not_shown(mode, run, engine))):
+    if reasons := list(dict.fromkeys(_not_shown(mode, run, engine, of))):
         claims_more = _STRENGTH[mode.claims] > 0
         return verdict(Lowering.REJECTED if claims_more else Lowering.UNKNOWN, reasons)
     ways = {mode.evidence[obligation].way for obligation in OWED[mode.protection]}
@@ -267,7 +280,7 @@ def _weaker(mode: Mode) -> bool:
     return mode.lowers_to in _STRONGER.get(mode.protection, ())
 
 
-def _not_shown(mode: Mode, run: RunProbe, engine: str | None) -> Iterator[str]:
+def _not_shown(mode: Mode, run: RunProbe, engine: str | None, of: Profile | None) -> Iterator[str]:
     """What the mode would need and nothing shows: fail-closed, also where a run that might
     refute it says nothing."""
     if missing := sorted(OWED[mode.protection] - mode.evidence.keys()):
@@ -278,14 +291,16 @@ def _not_shown(mode: Mode, run: RunProbe, engine: str | None) -> Iterator[str]:
     for probe_ in (evidence.probe for evidence in mode.evidence.values()):
         if probe_ and (result := run(probe_)).verdict is not Verdict.HOLDS:
             yield result.says
+    if of is not None:
+        yield from _of_another_version(mode, engine or of.id, of.version)
     if not missing and all(one.way is Way.OWN for one in mode.evidence.values()):
         read = [str(o) for o, one in mode.evidence.items() if one.document is not None]
         if read:
             yield f"a document shows no mode of the runtime's own: {', '.join(read)}"
     for refutation in mode.refuted:
         if refutation.probe.engine != engine:
-            where, of = refutation.probe.engine, engine or "this runtime"
-            yield f"a run on {where} refutes nothing of {of}"
+            where, whom = refutation.probe.engine, engine or "this runtime"
+            yield f"a run on {where} refutes nothing of {whom}"
             continue
         if not _speaks_against(mode, refutation.probe):
             yield f"litmus {refutation.probe.program} shows no loss that {mode.protection} forbids"
@@ -293,6 +308,14 @@ def _not_shown(mode: Mode, run: RunProbe, engine: str | None) -> Iterator[str]:
         result = run(refutation.probe)
         if result.verdict is not Verdict.VIOLATED:
             yield f"it may be refuted: {result.says}"
+
+
+def _of_another_version(mode: Mode, runtime: str, version: str) -> Iterator[str]:
+    """The documents of a mode that speak of another version than its profile."""
+    for obligation, evidence in mode.evidence.items():
+        read = evidence.document
+        if read is not None and not _is_of(read.version, version):
+            yield f"{obligation}: a document of {read.version} says nothing of {runtime} {version}"
 
 
 def _untrue(mode: Mode, run: RunProbe, engine: str | None, of: Profile | None) -> Iterator[str]:
@@ -309,12 +332,6 @@ def _untrue(mode: Mode, run: RunProbe, engine: str | None, of: Profile | None) -
             yield from _untrue_probe(mode.protection, obligation, evidence, run, engine)
         elif evidence.trace is not None:
             yield from _untrue_trace(obligation, evidence, engine, of)
-        elif evidence.document is not None and engine is not None and of is not None:
-            version = evidence.document.version
-            if not _is_of(version, of.version):
-                yield (
-                    f"{obligation}: a document of {version} says nothing of {engine} {of.version}"
-                )
 
 
 def _untrue_probe(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, Protocol, cast, runtime_checkable
@@ -79,7 +80,7 @@ NEEDED: Final[Mapping[Fidelity, tuple[str, ...]]] = {
     Fidelity.RESTORABLE: (*ALWAYS, "bits", "prefix", "held", "tier", "spoilt"),
     Fidelity.POSITION_INDEPENDENT: (*ALWAYS, "rotation", "context"),
     Fidelity.BOUNDED_LOSS: (*ALWAYS, "bound", "prefix", "attention"),
-    Fidelity.LOSSY: (*ALWAYS, "attention"),
+    Fidelity.LOSSY: (*ALWAYS, "attention", "place"),
     Fidelity.STATE: (*ALWAYS, "whole", "prefix", "attention"),
 }
 """The evidence that each class stands on."""
@@ -359,6 +360,13 @@ class Bench:
         folder.mkdir()
         return self.mechanism.store(tokens or self.tokens, self.queries[query], folder)
 
+    @cached_property
+    def for_other_queries(self) -> list[tuple[Stored, list[str]]]:
+        """The prompt as each other query stores it, and which of its parts are others then."""
+        own = self.store()
+        others = [self.store(query=query) for query in range(1, QUERIES)]
+        return [(other, _differing(own, other)) for other in others]
+
     def _files(self) -> list[str]:
         """The files in store that no part names."""
         named = {part.path for part in self.stored.parts.values()}
@@ -537,8 +545,8 @@ def _bound(bench: Bench) -> Evidence | None:
     """Is every element within the bound that was fixed when it was stored?"""
     if bench.bound is None:
         return None
-    if not all(bool(bound.isfinite().all()) for bound in bench.bound):
-        return Evidence("", False, "a bound without end bounds nothing")
+    if says := _bounds_nothing(bench):
+        return Evidence("", False, says)
     worst, largest = 0.0, 0.0
     for error, bound in zip(bench.errors(bench.served), bench.bound, strict=True):
         worst = max(worst, float((error / (bound + NEAR)).max()))
@@ -549,6 +557,44 @@ def _bound(bench: Bench) -> Evidence | None:
         f"the largest error is {worst:.3f} of its bound (largest bound {largest:.2f})",
         {"of_bound": worst, "largest_bound": largest},
     )
+
+
+def _bounds_nothing(bench: Bench) -> str:
+    """Why what was promised is no bound, empty where it is one."""
+    assert bench.bound is not None
+    if not all(bool(bound.isfinite().all()) for bound in bench.bound):
+        return "a bound without end bounds nothing"
+    if any(bool((bound < 0).any()) for bound in bench.bound):
+        return "a bound below zero bounds nothing"
+    loose = set()
+    for tensor, bound in zip(bench.truth, bench.bound, strict=True):
+        says_something = (tensor.abs() > bound).any(-1).all(0).all(0)
+        blocks = enumerate(says_something.split(bench.model.block))
+        loose |= {number for number, tokens in blocks if not tokens.any()}
+    if not loose:
+        return ""
+    return f"zeros would be within the bound of block {_listed(sorted(loose))}"
+
+
+def _place(bench: Bench) -> Evidence:
+    """Behind another prefix, is nothing served but what is served in its place, turned there, or
+    what is computed there?"""
+    loaded = bench.mechanism.load(bench.stored, ELSEWHERE)
+    if loaded.declined:
+        return Evidence("", True, f"declined behind another prefix: {loaded.declined}")
+    by = len(ELSEWHERE)
+    if loaded.keys is None or loaded.output is not None or bench.seen.keys is None:
+        error = bench.output_error(loaded, ELSEWHERE)
+        says = f"after {by} other tokens its answers are off by {error:.2g} from those given there"
+        return Evidence("", error < NEAR, says, {"error": error})
+    turned = bench.model.moved(bench.seen.keys, 0, by), bench.seen.values
+    kept = _by_token(bench.errors(loaded, turned))
+    anew = _by_token(bench.errors(loaded, bench.model.kv(bench.tokens, ELSEWHERE)))
+    error = float(torch.minimum(kept, anew).max())
+    is_there = provenance.same(loaded.present, bench.seen.present)
+    says = f"after {by} other tokens it is off by {error:.1g} from what is served in its place, "
+    says += "turned there" if is_there else "turned there; and other tokens are there"
+    return Evidence("", error < NEAR and is_there, says, {"error": error})
 
 
 def _prefix(bench: Bench) -> Evidence:
@@ -632,9 +678,7 @@ def _same_output(bench: Bench) -> Evidence:
 
 def _query(bench: Bench) -> Evidence:
     """Would any other query have stored the same?"""
-    own = bench.store()
-    others = (bench.store(query=query) for query in range(1, QUERIES))
-    differing = sorted({name for other in others for name in _differing(own, other)})
+    differing = sorted({name for _, names in bench.for_other_queries for name in names})
     says = (
         f"another query stores other {', '.join(differing)}"
         if differing
@@ -654,9 +698,11 @@ def _alike(one: Part, other: Part) -> bool:
 
 def _identity(bench: Bench) -> Evidence:
     """Is it served only to a reader whose identity is that of the object, in each thing that is
-    declared to belong to it?  What depends on the query is asked for apart."""
+    declared to belong to it, and is each object of another query of another identity?"""
     names = set(bench.stored.identity)
-    odd = sorted(names ^ (set(bench.mechanism.declaration.identity) - {"query"}))
+    odd = sorted(names ^ set(bench.mechanism.declaration.identity))
+    own = bench.stored.identity
+    alike = any(names and other.identity == own for other, names in bench.for_other_queries)
     ignored = []
     for name in sorted(names):
         for value in _others(bench.stored.identity[name]):
@@ -669,7 +715,10 @@ def _identity(bench: Bench) -> Evidence:
         says = f"served to a reader of another {', another '.join(ignored)}"
     if odd:
         says += f"; declared or kept, and not both: {', '.join(odd)}"
-    return Evidence("", not ignored and not odd and bool(names), says, {"ignored": ignored})
+    if alike:
+        says += "; one identity for what different queries store"
+    shows = not ignored and not odd and not alike and bool(names)
+    return Evidence("", shows, says, {"ignored": ignored})
 
 
 def _others(value: Any) -> tuple[Any, ...]:
@@ -916,6 +965,7 @@ AGAINST_TRUTH: Final[Mapping[str, Callable[[Bench], Evidence | None]]] = {
     "context": _context,
     "bound": _bound,
     "prefix": _prefix,
+    "place": _place,
     "attention": _attention,
     "same output": _same_output,
 }
@@ -929,6 +979,7 @@ MEASURES: Final[Mapping[str, Callable[[Bench], Evidence | None]]] = {
     "context": _context,
     "bound": _bound,
     "prefix": _prefix,
+    "place": _place,
     "attention": _attention,
     "same output": _same_output,
     "query": _query,

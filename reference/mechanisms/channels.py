@@ -15,6 +15,7 @@ from kvclaims.reference.mechanisms.model import (
     BLOCK,
     MODEL,
     WIDTH,
+    asked_with,
     blocks_of,
     foreign,
 )
@@ -34,10 +35,7 @@ class PrunedChannels:
         title="key channels pruned by query",
         source="ThinK (arXiv 2407.21018)",
         fidelity=Fidelity.LOSSY,
-        identity=(
-            "query",
-            *_OWN,
-        ),
+        identity=(*_OWN, "query"),
         obligation="served to the query that it was pruned for",
         leans=True,
     )
@@ -54,15 +52,16 @@ class PrunedChannels:
                 "channels": Part(Tier.DEVICE, channels),
                 "keys": Part(Tier.DEVICE, keys.gather(-1, spread)),
                 "values": Part(Tier.DEVICE, values),
+                "query": Part(Tier.DEVICE, query.clone()),
             },
-            identity=_OWN,
+            identity={**_OWN, "query": asked_with(query)},
         )
 
     def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
-        if odd := foreign(stored, _OWN):
-            return Loaded(declined=odd)
-        if before or len(stored.parts) < 3:
+        if before or len(stored.parts) < 4:
             return Loaded(declined="another prefix" if before else "a part is gone")
+        if odd := foreign(stored, {**_OWN, "query": asked_with(stored.parts["query"].tensor)}):
+            return Loaded(declined=odd)
         channels, kept, values = (stored.parts[n].tensor for n in ("channels", "keys", "values"))
         spread = channels[:, :, None].expand(kept.shape)
         keys = torch.zeros_like(values).scatter(-1, spread, kept)

@@ -14,13 +14,14 @@ import torch
 from kvclaims.reference.mechanisms.model import (
     MODEL,
     WIDTH,
+    asked_with,
     blocks_of,
     foreign,
 )
 from kvclaims.spec.fidelity import Declaration, Fidelity, Loaded, Part, Stored, Tier
 
 KEPT: Final = 32
-_PARTS: Final = ("keys", "values", "sum", "weight")
+_PARTS: Final = ("keys", "values", "sum", "weight", "query")
 
 
 _OWN: Final = {"model": MODEL.name, "tokens kept": KEPT, "feature map": "1 + score"}
@@ -34,10 +35,7 @@ class SparseAndLowRank:
         title="sparse cache and a constant low-rank state",
         source="LESS (arXiv 2402.09398)",
         fidelity=Fidelity.STATE,
-        identity=(
-            "query",
-            *_OWN,
-        ),
+        identity=(*_OWN, "query"),
         obligation="cache and state together, for the query that chose them: no block alone",
     )
     model = MODEL
@@ -52,18 +50,19 @@ class SparseAndLowRank:
             _chosen(values, kept),
             features.transpose(2, 3) @ _chosen(values, rest),
             features.sum(2),
+            query.clone(),
         )
         parts = {n: Part(Tier.DEVICE, t) for n, t in zip(_PARTS, tensors, strict=True)}
-        return Stored(tuple(tokens), parts, identity=_OWN)
+        return Stored(tuple(tokens), parts, identity={**_OWN, "query": asked_with(query)})
 
     def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
-        if odd := foreign(stored, _OWN):
-            return Loaded(declined=odd)
         if before or (blocks is not None and blocks < len(blocks_of(stored.tokens))):
             return Loaded(declined="the state stands for the whole prompt only")
         if any(name not in stored.parts for name in _PARTS):
             return Loaded(declined="cache or state is gone")
-        keys, values, summed, weight = (stored.parts[name].tensor for name in _PARTS)
+        keys, values, summed, weight, asked = (stored.parts[name].tensor for name in _PARTS)
+        if odd := foreign(stored, {**_OWN, "query": asked_with(asked)}):
+            return Loaded(declined=odd)
 
         def output(query: Any) -> Any:
             sharp = ((keys @ query[..., None])[..., 0] / WIDTH**0.5).exp()

@@ -6,6 +6,7 @@ same tokens in the same place after the same prefix give the same bits however t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -125,6 +126,11 @@ def foreign(stored: Stored, own: Mapping[str, Any]) -> str:
     """What of an object's identity is not its reader's `own`, in words; "" where all is."""
     odd = [name for name, value in own.items() if stored.identity.get(name) != value]
     return f"it is of another {odd[0]}" if odd else ""
+
+
+def asked_with(query: Any) -> str:
+    """What a query [layers, heads, width] is called in the identity of what was stored for it."""
+    return hashlib.sha256(query.numpy().tobytes()).hexdigest()[:16]
 
 
 def blocks_of(tokens: Sequence[int]) -> range:

@@ -179,7 +179,7 @@ def test_the_commands_of_the_page_of_systems(command: str) -> None:
     """What is supported holds; what nothing shows is not shown, and none of it is violated."""
     if "vllm" in command or "mechanism" in command:
         pytest.importorskip("vllm" if "vllm" in command else "torch", reason="not installed")
-    if "sglang-claims" in command and not ready_or_none("sglang"):
+    if "sglang" in command and not ready_or_none("sglang"):
         pytest.skip("SGLang is not installed")
     out = io.StringIO()
     code = run(shlex.split(command)[1:], out)

@@ -158,6 +158,16 @@ def test_hard_claims_are_kept_by_the_adapter_and_not_without_its_evidence() -> N
 
 
 @live
+def test_what_it_offers_by_itself_is_observed_in_a_run() -> None:
+    report = lower.lower(profiles.load("sglang"))
+    (observed, *rest) = report.modes
+    assert observed.lowering is Lowering.OBSERVATIONAL
+    assert observed.places == ["kvclaims litmus observed --engine sglang"]
+    assert [str(mode.lowering) for mode in rest] == ["unknown", "rejected", "unknown"]
+    assert report.verdict is Verdict.HOLDS
+
+
+@live
 def test_beside_it_nobody_finds_the_kernels_that_it_brings() -> None:
     """vLLM fails on a triton this old: in one process both run, whichever comes first."""
     ENGINE.open(PoolConfig(4, 1), "first").close()

@@ -482,6 +482,46 @@ def test_ranks_and_tiers_of_a_worker_are_told_apart(tmp_path: Path) -> None:
     assert places == ["worker 7", "worker 7 rank 1", "worker 7, host_pinned"]
 
 
+COMMA = "7, host_pinned"
+
+
+@pytest.mark.parametrize("odd", [COMMA, "7 rank 1", True, 0.5, ["7"], {"7": 7}])
+@pytest.mark.parametrize(
+    ("what", "name", "changed"),
+    [
+        ("worker", "dynamo", lambda line, odd: {**line, "worker_id": odd}),
+        ("rank", "dynamo", lambda line, odd: {**line, "event": {**line["event"], "dp_rank": odd}}),
+        ("tier", "dynamo", lambda line, odd: {**line, "storage_tier": odd}),
+        ("rank", "vllm", lambda line, odd: {**line, "data_parallel_rank": odd}),
+        (
+            "group",
+            "vllm",
+            lambda line, odd: {**line, "events": [{**line["events"][0], "group_idx": odd}]},
+        ),
+        (
+            "locality",
+            "vllm",
+            lambda line, odd: {**line, "events": [{**line["events"][0], "locality": odd}]},
+        ),
+        ("rank", "tensorrt", lambda line, odd: {**line, "attention_dp_rank": odd}),
+        ("window", "tensorrt", lambda line, odd: {**line, "window_size": odd}),
+    ],
+)
+def test_what_names_a_place_is_a_word_or_a_number(
+    tmp_path: Path, what: str, name: str, changed: Any, odd: Any
+) -> None:
+    """Two names may not come to the same: worker 7 in a tier, and a worker called 7, tier."""
+    (line,) = DIALECTS[name]([("stored", [1], None)])
+    with pytest.raises(TraceError, match=f"line 1: a {what} is a whole number or a word, not "):
+        judged(tmp_path, [changed(line, odd)])
+
+
+def test_a_worker_has_a_name(tmp_path: Path) -> None:
+    (line,) = dynamo([("stored", [1], None)])
+    with pytest.raises(TraceError, match="line 1: a worker is a whole number or a word, not None"):
+        judged(tmp_path, [{**line, "worker_id": None}])
+
+
 def test_workers_count_by_themselves(tmp_path: Path) -> None:
     one = dynamo([("stored", [1], None), ("stored", [2], 1)])
     other = [{**line, "worker_id": 8} for line in one]

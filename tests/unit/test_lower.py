@@ -670,24 +670,34 @@ def test_a_profile_that_supports_nothing_shows_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "lowering"),
-    [("7.1", Lowering.POLICY), ("7", Lowering.POLICY), ("7.10", Lowering.REJECTED)],
+    ("here", "version", "lowering"),
+    [
+        ("7.1.2", "7.1", Lowering.POLICY),
+        ("7.1.2", "7", Lowering.POLICY),
+        ("7.1.2", "7.10", Lowering.REJECTED),
+        ("0.32.1", "0.32", Lowering.POLICY),
+        ("0.32.1", "0", Lowering.REJECTED),
+        ("0.0.7", "0.0", Lowering.REJECTED),
+        ("0.0.7", "0.0.7", Lowering.POLICY),
+        ("0", "0", Lowering.POLICY),
+    ],
 )
 def test_a_run_of_another_version_shows_nothing(
-    monkeypatch: pytest.MonkeyPatch, version: str, lowering: Lowering
+    monkeypatch: pytest.MonkeyPatch, here: str, version: str, lowering: Lowering
 ) -> None:
-    info = EngineInfo("reference", "7.1.2", "here")
+    """Before 1.0 every minor version may be another runtime: 0 alone names none of them."""
+    info = EngineInfo("reference", here, "here")
     monkeypatch.setattr(lower.engines, "ready", lambda name: (None, info))
     monkeypatch.setattr(lower, "probe", holds)
     (hard,) = (m for m in profiles.load("vllm-claims").modes if m.protection is Protection.HARD)
     profile = Profile("p", "a runtime", version, (hard,), "vllm")
     report = lower.lower(profile)
-    assert next(report.lines()).startswith(f"p: a runtime ({version}; here is vllm 7.1.2): ")
-    assert (report.to_json()["engine"], report.to_json()["here"]) == ("vllm", "7.1.2")
+    assert next(report.lines()).startswith(f"p: a runtime ({version}; here is vllm {here}): ")
+    assert (report.to_json()["engine"], report.to_json()["here"]) == ("vllm", here)
     (mode,) = report.modes
     assert mode.lowering is lowering
     if lowering is Lowering.REJECTED:
-        assert mode.reasons == ("the profile speaks of vllm 7.10, here is 7.1.2",)
+        assert mode.reasons == (f"the profile speaks of vllm {version}, here is {here}",)
 
 
 @pytest.mark.parametrize("name", profiles.names())
@@ -1074,6 +1084,50 @@ def test_a_document_of_another_version_of_what_runs_here_shows_nothing(told: str
         f"no_loss_by_own_choice: a document of {told} says nothing of vllm 0.32",
     )
     assert lower.judge(read("0.32.0"), holds, "vllm", profile).lowering is Lowering.POLICY
+
+
+@pytest.mark.parametrize(
+    ("told", "lowering"),
+    [("1.4.0rc4", Lowering.POLICY), ("1.4.0rc3", Lowering.REJECTED), ("1", Lowering.REJECTED)],
+)
+def test_a_document_of_another_version_than_the_profile_speaks_of_shows_nothing(
+    told: str, lowering: Lowering
+) -> None:
+    """Also where the runtime is not run here: its documents are all that there is."""
+    profile = profiles.load("tensorrt-llm")
+    (soft,) = (m for m in profile.modes if m.protection is Protection.SOFT)
+    read = soft.evidence[Obligation.EVICTION_ORDER].document
+    assert read is not None
+    other = Evidence(Way.STEERED, "so", document=replace(read, version=told))
+    mode = replace(soft, evidence={**soft.evidence, Obligation.EVICTION_ORDER: other})
+    judged = lower.judge(mode, holds, None, profile)
+    assert judged.lowering is lowering
+    says = f"eviction_order: a document of {told} says nothing of tensorrt-llm 1.4.0rc4"
+    assert judged.reasons == (() if lowering is Lowering.POLICY else (says,))
+    honest = lower.judge(replace(mode, claims=Lowering.UNKNOWN), holds, None, profile)
+    assert honest.lowering is (Lowering.POLICY if lowering is Lowering.POLICY else Lowering.UNKNOWN)
+
+
+@pytest.mark.parametrize("name", profiles.names())
+def test_what_is_read_and_not_run_says_so(name: str) -> None:
+    report = lower.lower(profiles.load(name), holds)
+    for mode, told in zip(report.modes, report.to_json()["modes"], strict=True):
+        supported = mode.lowering not in (Lowering.REJECTED, Lowering.UNKNOWN)
+        runs = [e for e in mode.mode.evidence.values() if e.probe or e.trace]
+        assert mode.is_only_read == told["only_read"] == (supported and not runs)
+        line = next(x for x in report.lines() if x.startswith(f"  {mode.mode.protection}"))
+        assert line.endswith("by documents alone, read and not run") == mode.is_only_read
+    only_read = {m.mode.protection for m in report.modes if m.is_only_read}
+    assert only_read == ({Protection.SOFT} if name == "tensorrt-llm" else set())
+
+
+def test_what_sglang_has_by_itself_is_run() -> None:
+    profile = profiles.load("sglang")
+    assert profile.engine == "sglang"
+    (mode,) = (m for m in profile.modes if m.protection is Protection.BEST_EFFORT)
+    assert {e.probe for e in mode.evidence.values()} == {Probe("sglang", "observed")}
+    judged = lower.judge(mode, cannot_run, "sglang", profile)
+    assert (judged.lowering, judged.reasons) == (Lowering.REJECTED, ("observed cannot run here",))
 
 
 def test_an_engine_that_cannot_be_imported_has_shown_nothing(

@@ -20,6 +20,7 @@ from kvclaims.reference.mechanisms.chunks import Chunks  # noqa: E402
 from kvclaims.reference.mechanisms.facts import Facts  # noqa: E402
 from kvclaims.reference.mechanisms.file_offload import FileOffload, Lookup  # noqa: E402
 from kvclaims.reference.mechanisms.files import publish, read  # noqa: E402
+from kvclaims.reference.mechanisms.low_rank import SparseAndLowRank  # noqa: E402
 from kvclaims.reference.mechanisms.model import (  # noqa: E402
     BLOCK,
     MODEL,
@@ -158,8 +159,41 @@ def test_a_bound_on_elements_does_not_bound_the_attention_output(
     assert 0 < attention["output_error"] < attention["element_error"] < 1.3
 
 
+@pytest.mark.parametrize("name", ["think", "less"])
+def test_what_was_stored_for_a_query_is_declined_to_the_reader_of_another(name: str) -> None:
+    mechanism = m.find(name)
+    one, other = (
+        mechanism.store(m.TOKENS, query, Path()) for query in mechanism.model.queries(2, seed=1)
+    )
+    assert not mechanism.load(one).declined
+    stranger = replace(one, identity=other.identity)
+    assert mechanism.load(stranger).declined == "it is of another query"
+
+
+def test_one_identity_for_what_several_queries_store_is_found() -> None:
+    class Anonymous(PrunedChannels):
+        """Calls every query the same."""
+
+        def store(self, tokens: Sequence[int], query: Any, folder: Path) -> Stored:
+            stored = super().store(tokens, query, folder)
+            return replace(stored, identity={**stored.identity, "query": "mine"})
+
+        def load(self, stored: Stored, *more: Any, **options: Any) -> Loaded:
+            if stored.identity.get("query") != "mine":
+                return Loaded(declined="it is of another query")
+            parts = stored.parts
+            own = super().store(stored.tokens, parts["query"].tensor, Path()) if parts else stored
+            return super().load(replace(stored, identity=own.identity), *more, **options)
+
+    report = m.measure(Anonymous())
+    identity = evidence(report, "identity")
+    assert not identity.shows
+    assert identity.says.endswith("; one identity for what different queries store")
+    assert report.lowering is Lowering.REJECTED
+
+
 def test_another_query_prunes_other_channels(reports: dict[str, m.MechanismReport]) -> None:
-    assert evidence(reports["think"], "query").figures["differing"] == ["channels", "keys"]
+    assert evidence(reports["think"], "query").figures["differing"] == ["channels", "keys", "query"]
 
 
 def test_a_reference_carries_blocks_beyond_its_own(
@@ -316,6 +350,35 @@ def test_a_bound_that_bounds_nothing_is_rejected(odd: float) -> None:
     report = m.measure(bounded_by(lambda bound: bound + odd))
     assert evidence(report, "bound").says == "a bound without end bounds nothing"
     assert report.lowering is Lowering.REJECTED
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda bound: bound * 0 - 1, "a bound below zero bounds nothing"),
+        (
+            lambda bound: torch.where(bound > 0, bound, bound - 1e-6),
+            "a bound below zero bounds nothing",
+        ),
+        (
+            lambda bound: bound * 0 + 1e300,
+            "zeros would be within the bound of block 0, 1, 2, 3, 4, 5",
+        ),
+        (
+            lambda bound: torch.cat((bound[:, :, :-1], bound[:, :, -1:] + 1e3), dim=2),
+            "the largest error is 1.000 of its bound (largest bound 1000.00)",
+        ),
+        (
+            lambda bound: torch.cat((bound[:, :, :32], bound[:, :, 32:] + 1e3), dim=2),
+            "zeros would be within the bound of block 2, 3, 4, 5",
+        ),
+    ],
+    ids=["below zero", "partly below zero", "any", "of one token", "of some blocks"],
+)
+def test_a_bound_that_anything_or_nothing_is_within_bounds_nothing(change: Any, says: str) -> None:
+    found = evidence(m.measure(bounded_by(change)), "bound")
+    assert found.says == says
+    assert found.shows == says.startswith("the largest error")
 
 
 def test_what_is_not_served_is_not_within_its_bound() -> None:
@@ -1202,6 +1265,56 @@ def test_what_is_served_behind_a_prefix_that_it_was_not_computed_behind_is_found
     assert not evidence(report, "prefix").shows
     assert report.measured in (None, Fidelity.LOSSY)
     assert report.lowering is Lowering.REJECTED
+
+
+class Garbled(PrunedChannels):
+    """Serves what has nothing to do with the prompt behind another prefix."""
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        loaded = super().load(stored, (), blocks)
+        if loaded.declined or not before:
+            return loaded
+        return replace(loaded, keys=-7 * loaded.values, values=loaded.keys)
+
+
+class Unturning(VectorQuantization):
+    """Leaves its keys where they were stored."""
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        return super().load(stored, (), blocks)
+
+
+class Dropping(VectorQuantization):
+    """Says elsewhere that its first token is not there."""
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        loaded = super().load(stored, before, blocks)
+        if loaded.declined or not before:
+            return loaded
+        present = loaded.present.clone()
+        present[0] = False
+        return replace(loaded, present=present)
+
+
+@pytest.mark.parametrize("mechanism", [Garbled, Unturning, Dropping])
+def test_what_is_lossy_owes_its_place_as_well(mechanism: Any) -> None:
+    report = m.measure(mechanism())
+    assert not evidence(report, "place").shows
+    assert (report.measured, report.lowering) == (None, Lowering.REJECTED)
+
+
+def test_an_answer_behind_another_prefix_is_the_one_that_is_given_there() -> None:
+    class Answering(SparseAndLowRank):
+        declaration = replace(SparseAndLowRank.declaration, fidelity=Fidelity.LOSSY)
+
+        def load(
+            self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None
+        ) -> Loaded:
+            return super().load(stored, (), blocks)
+
+    place = evidence(m.measure(Answering()), "place")
+    assert not place.shows
+    assert place.says.startswith("after 32 other tokens its answers are off by ")
 
 
 def test_what_is_computed_anew_behind_another_prefix_belongs_there() -> None:
