@@ -21,6 +21,7 @@ from kvclaims.spec.arbitration import ARBITRATION
 from kvclaims.spec.blockclaims import BLOCKCLAIMS
 from kvclaims.spec.claims import CLAIMS
 from kvclaims.spec.elastic import ELASTIC
+from kvclaims.spec.events import EVENTS
 from kvclaims.spec.feasible import FEASIBLE
 from kvclaims.spec.groups import GROUPS
 from kvclaims.spec.interface import BadOperation
@@ -36,7 +37,7 @@ MACHINES: Final[dict[str, Machine]] = {
     machine.name: machine
     for machine in (
         *(CLAIMS, POOL, ADMISSION, GROUPS, ARBITRATION, WRITTEN, OWNERS, TIERS, ELASTIC, TRACE),
-        *(BLOCKCLAIMS, FEASIBLE),
+        *(EVENTS, BLOCKCLAIMS, FEASIBLE),
     )
 }
 
@@ -312,6 +313,18 @@ def trace(
     )
 
 
+def events(tiers: tuple[int, ...] = (0, 0), keys: int = 1) -> Instance:
+    """A block for each entry of `tiers`, which says in which tier it lies."""
+    many = max(tiers, default=-1) + 1
+    return Instance(
+        EVENTS,
+        {"Block": len(tiers), "Key": keys, "Tier": many},
+        rigid={
+            "lies": {(t, i): int(t == own) for t in range(many) for i, own in enumerate(tiers)},
+        },
+    )
+
+
 PINNED: Final[dict[str, Callable[[], Instance]]] = {
     "claims": claims,
     "claims/two": lambda: claims(claims=2, generations=1, duration=1, hard=(1, 0)),
@@ -387,6 +400,9 @@ PINNED: Final[dict[str, Callable[[], Instance]]] = {
     "trace/facts": lambda: trace(facts=2, events=2),
     "trace/clock": lambda: trace(events=2, meetings=1, clock=1),
     "trace/foreign": lambda: trace(events=2, foreign=1),
+    "events": events,
+    "events/tiers": lambda: events(tiers=(0, 1)),
+    "events/keys": lambda: events(tiers=(0,), keys=2),
 }
 """The instances that every run covers; together they fire every action of every machine."""
 
@@ -418,6 +434,7 @@ _BUILDERS: Final[dict[str, Callable[..., Instance]]] = {
         tiers,
         elastic,
         trace,
+        events,
         blockclaims,
         groups,
         arbitration,

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvclaims.spec import admission, claims, elastic
+from kvclaims.spec import admission, claims, elastic, events
 from kvclaims.spec.language import (
     Action,
     Machine,
@@ -38,6 +38,7 @@ RESPONSES: Final[Mapping[str, tuple[Response, ...]]] = {
     claims.CLAIMS.name: claims.RESPONSES,
     admission.ADMISSION.name: admission.RESPONSES,
     elastic.ELASTIC.name: elastic.RESPONSES,
+    events.EVENTS.name: events.RESPONSES,
 }
 """What must happen in the end, by machine."""
 

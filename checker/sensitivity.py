@@ -24,6 +24,7 @@ from kvclaims.checker.instances import (
     blockclaims,
     claims,
     elastic,
+    events,
     feasible,
     groups,
     owners,
@@ -82,6 +83,11 @@ ONE_MORE: Final[dict[str, dict[str, Callable[[], Instance]]]] = {
         "meetings 3": lambda: trace(events=2, meetings=3),
         "clock 2": lambda: trace(events=2, meetings=1, clock=2),
         "foreign 2": lambda: trace(events=1, foreign=2),
+    },
+    "events": {
+        "blocks 3": lambda: events(tiers=(0, 0, 1)),
+        "tiers 3": lambda: events(tiers=(0, 2)),
+        "keys 3": lambda: events(tiers=(0,), keys=3),
     },
     "groups": {
         "tokens 3": lambda: groups(blocks=3, sizes=(1,), windows=(1,), tokens=3),

@@ -31,6 +31,8 @@ SHOWN_ON: Final = (
     "elastic",
     "elastic/blocks",
     "elastic/claims",
+    "events",
+    "events/tiers",
 )
 """The pinned instances on which faults are looked at: every response is put to the test on each
 of its machine's, and a fault shows on one at least."""
@@ -93,6 +95,7 @@ def _instead(action: str, update: Update) -> Callable[[Machine], Machine]:
 
 _RETURN: Final = "a return completes"
 _UNDONE: Final = "a return that was turned back is undone"
+_ANSWERED: Final = "every reset is answered"
 _ENDS: Final = "every deferred request ends"
 
 BY_HAND: Final = (
@@ -146,6 +149,18 @@ BY_HAND: Final = (
         "a drained block is still found",
         (_RETURN,),
         _forgets("drain", "hashed"),
+    ),
+    Fault(
+        "events",
+        "what is in a tier that was cleared is still found",
+        (_ANSWERED,),
+        _forgets("clear", "visible"),
+    ),
+    Fault(
+        "events",
+        "what was put back is to be put back for ever",
+        (_ANSWERED,),
+        _forgets("put_back", "evicted"),
     ),
 )
 

@@ -92,6 +92,9 @@ COUNTS = {
     "trace/facts": (1_405, 3_646),
     "trace/clock": (954, 3_194),
     "trace/foreign": (1_079, 3_458),
+    "events": (2_934, 13_328),
+    "events/tiers": (2_966, 13_440),
+    "events/keys": (908, 3_709),
 }
 
 

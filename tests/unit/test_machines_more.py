@@ -18,13 +18,15 @@ from kvclaims.checker.explore import (
 from kvclaims.checker.finite import Instance, compile_instance
 from kvclaims.checker.instances import PINNED
 from kvclaims.checker.prove import Prover
-from kvclaims.spec import elastic, owners, tiers, trace, written
+from kvclaims.spec import elastic, events, owners, tiers, trace, written
 from kvclaims.spec.language import (
+    TRUE,
     Machine,
     Term,
     Update,
     becomes,
     count,
+    every,
     some,
     value,
     without_guard,
@@ -33,7 +35,8 @@ from kvclaims.spec.pool import null
 from kvclaims.spec.vocabulary import RULES, Verdict
 
 MACHINES = {
-    name: instances.MACHINES[name] for name in ("written", "owners", "tiers", "elastic", "trace")
+    name: instances.MACHINES[name]
+    for name in ("written", "owners", "tiers", "elastic", "trace", "events")
 }
 """The machines beside claims and pool."""
 
@@ -51,6 +54,7 @@ LARGER: dict[str, tuple[Instance, int, int]] = {
         15_173,
         46_650,
     ),
+    "three hashes in one block": (instances.events(tiers=(0,), keys=3), 7_020, 35_363),
 }
 """One more of something than the pinned instances have: still nothing is broken."""
 
@@ -60,6 +64,7 @@ STATED = {
     "tiers": {"O1", "O2", "O3"},
     "elastic": {"E1", "E2", "E3", "E4", "E5"},
     "trace": {"T1", "T2", "T3"},
+    "events": {"B8", "B9", "B10"},
 }
 
 
@@ -138,7 +143,7 @@ def weaker(machine: Machine, action: str, why: str, condition: Term) -> Machine:
     return machine.with_action(replace(whole, guards=guards))
 
 
-W, T, X = written, tiers, trace
+W, T, X, V = written, tiers, trace, events
 _AWAY_AND_BACK = (
     "accept",
     "compute",
@@ -305,6 +310,49 @@ BY_HAND: dict[str, tuple[str, Callable[[], Machine], str, tuple[str, ...]]] = {
         lambda: altered(X.TRACE, "spoil", drop=("spoiled",)),
         "what is accepted is complete",
         ("step", "close", "fold", "spoil", "accept"),
+    ),
+    "one copy goes, and the hash is told as removed": (
+        "events",
+        lambda: altered(
+            V.EVENTS,
+            "evict",
+            becomes(V.told(V.t, V.k), V.told(V.t, V.k) & ~V.lies(V.t, V.b), over=(V.t,)),
+            drop=("told",),
+        ),
+        "removed means the last copy",
+        ("send", "send", "land", "land", "begin", "evict"),
+    ),
+    "a hash is told as stored in every tier": (
+        "events/tiers",
+        lambda: altered(
+            V.EVENTS, "land", becomes(V.told(V.t, V.k), True, over=(V.t,)), drop=("told",)
+        ),
+        "the replay has what is resident",
+        ("send", "land"),
+    ),
+    "what is put back is not told": (
+        "events",
+        lambda: altered(V.EVENTS, "put_back", drop=("told",)),
+        "the replay has what is resident",
+        ("send", "land", "begin", "evict", "give_up", "put_back"),
+    ),
+    "a reset looks at one tier": (
+        "events/tiers",
+        lambda: weaker(V.EVENTS, "report", "no tier", some(V.t, every(V.k, ~V.resident(V.t, V.k)))),
+        "success leaves nothing visible",
+        ("send", "land", "reset", "report"),
+    ),
+    "what was sent before a reset is still waited for": (
+        "events",
+        lambda: altered(V.EVENTS, "report", drop=("coming",)),
+        "nothing from before a reset lands after it",
+        ("send", "reset", "report", "land"),
+    ),
+    "an operation that failed half way is left so": (
+        "events",
+        lambda: weaker(V.EVENTS, "fail", "evicted is back", TRUE),
+        "a failure leaves the state as it was",
+        ("send", "land", "begin", "evict", "fail"),
     ),
 }
 """A fault, the instance that shows it, the machine with the fault, the property that breaks and

@@ -210,6 +210,9 @@ GRAPHS = {
     "tiers/claims": "c61d42a5a73dcd19",
     "elastic/pair": "f99fcfe3b062e8ca",
     "elastic/promises": "ddfb26927e78079b",
+    "events": "5cc4be3496dc4720",
+    "events/tiers": "e16d32a59212fb35",
+    "events/keys": "6be972c38fed6b8c",
 }
 """The reachable graphs of the machines that no runtime is compared with step by step.  What is
 killed by the graph is killed by this table."""
@@ -521,12 +524,13 @@ ROWS = {
     ("claims", "duration 3"): (916, 176),
     ("tiers", "tiers 3"): (2_074, 262),
     ("written", "keys 3"): (1_620, 51),
+    ("events", "keys 3"): (7_020, 375),
     ("blockclaims", "growth 4"): (8_384, 1),
 }
 """States, and situations of one element that no pinned instance shows."""
 
 
-@pytest.mark.parametrize("machine", ["claims", "tiers", "written", "blockclaims"])
+@pytest.mark.parametrize("machine", ["claims", "tiers", "written", "events", "blockclaims"])
 def test_what_one_more_shows(machine: str) -> None:
     rows = list(sensitivity.sensitivity(machine, ()))
     assert len(rows) == len(ONE_MORE[machine])

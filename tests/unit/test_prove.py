@@ -72,6 +72,7 @@ OBLIGATIONS = {
     "tiers": 285,
     "elastic": 414,
     "trace": 199,
+    "events": 133,
     "blockclaims": 55,
     "feasible": 88,
 }

@@ -19,6 +19,7 @@ GUARDS = {
     "tiers": 20,
     "elastic": 31,
     "trace": 13,
+    "events": 20,
     "blockclaims": 13,
     "feasible": 18,
 }
