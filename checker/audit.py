@@ -408,6 +408,8 @@ class RequestLife:
     """Not all of what was last loaded for it is right."""
     failed: str | None = None
     """The content that was the first not to be."""
+    gave_way: bool = False
+    """It was preempted, and was not admitted since: what was under way for it may still end it."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -727,7 +729,7 @@ class Fold:
     def _admitted(self, event: Event) -> None:
         request = self._request(event, "waiting")
         if request is not None:
-            request.state = "running"
+            request.state, request.gave_way = "running", False
             request.hit_blocks = event.data["hit_blocks"]
 
     def _deferred(self, event: Event) -> None:
@@ -830,14 +832,16 @@ class Fold:
     def _preempted(self, event: Event) -> None:
         request = self._request(event, "running")
         if request is not None:
-            request.state = "waiting"
+            request.state, request.gave_way = "waiting", True
             self.tables.left(request.request_id)
 
     def _finished(self, event: Event) -> None:
-        request = self._request(event, "running")
+        life = self.requests.get(event.request_id or "")
+        late = ("waiting",) if life is not None and life.gave_way else ()
+        request = self._request(event, "running", *late)
         if request is None:
             return
-        request.state = "finished"
+        request.state, request.gave_way = "finished", False
         self.tables.left(request.request_id)
         request.outcome = Outcome(event.data["outcome"])
         expected = Outcome.SERVED if request.admit_reuse else Outcome.SERVED_NO_ADMIT
@@ -849,7 +853,7 @@ class Fold:
     def _aborted(self, event: Event) -> None:
         request = self._request(event, "waiting", "running", "loading")
         if request is not None:
-            request.state = "finished"
+            request.state, request.gave_way = "finished", False
             self.tables.left(request.request_id)
             request.outcome = Outcome.ABORTED
 

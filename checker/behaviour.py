@@ -45,6 +45,9 @@ _OF_THE_FILE: Final = (
 HEARD: Final[Composition] = RUNTIME.only("pool", "claims", "trace").seen_without(*_OF_THE_FILE)
 """The composed machine as far as it can be heard."""
 
+FINISHED: Final = "active_request_finished"
+PREEMPTED: Final = "active_request_preempted"
+
 EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "submit": ("resident_claim_submitted",),
     "accept": ("resident_claim_accepted",),
@@ -56,9 +59,9 @@ EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "expire": ("resident_claim_expired",),
     "admit": ("active_request_admitted",),
     "retire": (
-        "active_request_finished",
+        FINISHED,
         "active_request_aborted",
-        "active_request_preempted",
+        PREEMPTED,
     ),
     "defer": ("active_request_deferred",),
     "turn_away": ("active_request_refused",),
@@ -100,6 +103,9 @@ class Behaviour:
         self._of_requests: deque[Event] = deque()
         self._renewals: list[Event] = []
         self._told_harmed: dict[str, Event] = {}
+        self._gave_way: set[str] = set()
+        """Requests that hold nothing since they were preempted: what was under way for one may
+        still end it, and the pool takes no step for that."""
         self._number = 0
 
     def begin(self, ticks: int, events: Iterable[Event]) -> None:
@@ -111,6 +117,8 @@ class Behaviour:
                 self._told_harmed[_subject(event)] = event
             elif event.event == RENEWED:
                 self._renewals.append(event)
+            elif event.event == FINISHED and _subject(event) in self._gave_way:
+                self._gave_way.discard(_subject(event))
             elif event.event in _KINDS:
                 heard = self._of_claims if event.claim_id is not None else self._of_requests
                 heard.append(event)
@@ -160,6 +168,10 @@ class Behaviour:
         event = told.popleft()
         if event.event not in EVENTS[name]:
             self._report("T1", f"{event.event} is told of {where}", where)
+        if event.event == PREEMPTED:
+            self._gave_way.add(_subject(event))
+        elif name == "admit":
+            self._gave_way.discard(_subject(event))
         said = {"d": event.data.get("duration") or 0, "size": _granted(event)}
         args = {**step.args, **said, **self._of(event)}
         self._take(self._move(name), args, where)

@@ -40,25 +40,25 @@ COVERED: Final = "resident_block_materialized"
 LIFE: Final = (SUBMITTED, ADMITTED, GREW, PREEMPTED, FINISHED, ABORTED, REUSED, DENIED)
 """Kinds of event in the life of a request that nobody had to answer."""
 
-ABSENT, WAITING, RUNNING, LOADING, ENDED = range(5)
-STATES: Final = ("", "waiting", "running", "loading", "finished")
+ABSENT, WAITING, RUNNING, LOADING, ENDED, GAVE_WAY = range(6)
+STATES: Final = ("", "waiting", "running", "loading", "finished", "waiting")
 
 _AFTER: Final = {
     SUBMITTED: WAITING,
     ADMITTED: RUNNING,
-    PREEMPTED: WAITING,
+    PREEMPTED: GAVE_WAY,
     FINISHED: ENDED,
     ABORTED: ENDED,
 }
 _BEFORE: Final = {
     SUBMITTED: (ABSENT,),
-    ADMITTED: (WAITING,),
+    ADMITTED: (WAITING, GAVE_WAY),
     GREW: (RUNNING, LOADING),
     PREEMPTED: (RUNNING,),
-    FINISHED: (RUNNING,),
-    ABORTED: (WAITING, RUNNING, LOADING),
-    REUSED: (WAITING, RUNNING, ENDED),
-    DENIED: (WAITING, RUNNING, ENDED),
+    FINISHED: (RUNNING, GAVE_WAY),
+    ABORTED: (WAITING, RUNNING, LOADING, GAVE_WAY),
+    REUSED: (WAITING, RUNNING, ENDED, GAVE_WAY),
+    DENIED: (WAITING, RUNNING, ENDED, GAVE_WAY),
 }
 """In which states an event may come: what the handlers of `Fold` ask for."""
 
@@ -248,6 +248,7 @@ class _Stretch:
             if kind >= 0:
                 name = LIFE[kind]
                 request.state = STATES[_AFTER[name]]
+                request.gave_way = name == PREEMPTED
                 if name == FINISHED:
                     served = request.admit_reuse
                     request.outcome = Outcome.SERVED if served else Outcome.SERVED_NO_ADMIT
@@ -550,12 +551,19 @@ def _moves(
     after = _STATE_AFTER[kind]
     changed = np.where(after >= 0, np.arange(len(rows)), -1)
     latest = np.concatenate(([-1], np.maximum.accumulate(changed)[:-1]))
-    first = np.array([ABSENT if one is None else STATES.index(one.state) for one in known])
+    first = np.array([_state_of(one) for one in known])
     before = np.where(latest >= start, after[np.maximum(latest, 0)], first[code])
     if not _MAY[kind, before].all():
         return False
     ends, reuses = kind == LIFE.index(FINISHED), kind == LIFE.index(REUSED)
     return bool((served[rows][ends] == admits[code][ends]).all() and admits[code][reuses].all())
+
+
+def _state_of(life: RequestLife | None) -> int:
+    if life is None:
+        return ABSENT
+    late = life.gave_way and life.state == STATES[GAVE_WAY]
+    return GAVE_WAY if late else STATES.index(life.state)
 
 
 _STATE_AFTER: Final = np.array([_AFTER.get(kind, -1) for kind in LIFE])

@@ -367,8 +367,8 @@ class ClaimEnforcer(Reactions):
             if self.offloading is not None:
                 self.offloading.unrestored.pop(request.request_id, None)
         elif RequestStatus.is_finished(request.status):
-            full = request.num_computed_tokens // self.block_size
-            self.requests.finished(record, blocks, full - record.hit_blocks)
+            full = request.num_computed_tokens // self.block_size  # 0 where it gave way before
+            self.requests.finished(record, blocks, max(0, full - record.hit_blocks))
 
     def _record(self, request: Any) -> RequestRecord | None:
         """The record of a request that arrived under claims, with its prefix up to date."""

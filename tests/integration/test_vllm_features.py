@@ -158,6 +158,21 @@ def test_who_was_put_aside_for_a_transfer_may_come_first(monkeypatch: pytest.Mon
     run("drain")
 
 
+def test_who_gave_way_is_served_by_what_was_under_way() -> None:
+    """The last token of `late` is under way when `early` needs its blocks."""
+    run = Run(3, in_flight=2)
+    run("submit", request="early", content=[["A", 0, 1]], max_new_tokens=12)
+    run("submit", request="late", content=[["B", 0, 2]], max_new_tokens=4)
+    states = []
+    while run.supervisor.seen.requests["late"].state != "finished":
+        run("complete" if len(run.supervisor.known.under_way) == 2 else "dispatch")
+        states.append(run.supervisor.seen.requests["late"].state)
+    assert states[-2:] == ["waiting", "finished"]
+    assert run.supervisor.seen.requests["late"].outcome is Outcome.SERVED
+    run("drain")
+    assert run.supervisor.close() == []
+
+
 # -- transfers
 
 

@@ -112,6 +112,9 @@ class Tale:
             "active_request_admitted", hit_blocks=0, new_blocks=3, free_blocks_before_allocate=4
         )
 
+    def preempted(self) -> Tale:
+        return self.request("active_request_preempted", blocks=3)
+
     def finished(self, outcome: str = "served") -> Tale:
         return self.request("active_request_finished", outcome=outcome, blocks=3)
 
@@ -140,6 +143,16 @@ def test_a_sound_trace_tells_phases_outcomes_and_blame() -> None:
     request = fold.requests["r"]
     assert (request.outcome, request.shortfall) == (Outcome.REFUSED, 1)
     assert (request.blocking_claims, request.free) == (("c",), 2)
+
+
+def test_what_was_under_way_may_end_a_request_that_gave_way() -> None:
+    late = Tale().asked().admitted().preempted().finished()
+    fold = Fold(late.request("future_reuse_admitted", blocks=0).close())
+    assert fold.violations == []
+    assert fold.requests["r"].outcome is Outcome.SERVED
+    for tale in (Tale().asked().finished(), Tale().asked().admitted().finished().finished()):
+        messages = [violation.message for violation in Fold(tale.close()).violations]
+        assert messages[0].startswith("active_request_finished for ")
 
 
 def test_every_dropped_line_is_detected() -> None:

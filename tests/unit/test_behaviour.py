@@ -125,6 +125,23 @@ def test_an_event_without_its_step_is_no_move(heard: Heard) -> None:
     ]
 
 
+def test_what_was_under_way_may_end_a_request_that_gave_way() -> None:
+    """The pool takes no step for that: it holds nothing since it was preempted."""
+    heard = Heard()
+    admitted = event(1, "active_request_admitted", "r")
+    preempted = event(2, "active_request_preempted", "r", blocks=0)
+    finished = event(3, "active_request_finished", "r", outcome="served", blocks=0)
+    heard.operation(0, (admitted,), step("admit", r="r", n=1))
+    heard.operation(0, (finished,))
+    told = ("T1", "active_request_finished of r is told, and the pool took no such step")
+    assert heard.broken == [told]
+    heard.operation(0, (preempted,), step("retire", r="r"))
+    heard.operation(0, (finished,))
+    assert heard.broken == [told]
+    heard.operation(0, (finished,))
+    assert heard.broken == [told, told], "once"
+
+
 def test_an_event_of_another_kind_is_no_move(heard: Heard) -> None:
     heard.operation(2, (event(3, "resident_claim_released", "a"),), FINISH)
     assert heard.broken == [("T1", "resident_claim_released is told of finish(a#1, expired)")]

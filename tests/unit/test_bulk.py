@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from kvclaims.checker.rows import rows_of, write_parquet
 from kvclaims.checker.supervise import features_of
 from kvclaims.spec.interface import BadOperation, NotExposed, PoolConfig
 from kvclaims.spec.operations import NoProgress, parse, perform
-from kvclaims.spec.telemetry import Event, TraceError
+from kvclaims.spec.telemetry import Event, Recorder, TraceError
 from kvclaims.spec.vocabulary import Verdict
 
 Trace = tuple[Event, ...]
@@ -251,6 +252,31 @@ def test_a_fault_is_told_as_one_by_one(
         outcome = same(path)
         wrong += len(outcome) == 2 or '"violations": []}' not in outcome[0][-20:]
     assert wrong >= LEAST.get(fault, 10), "too few of the traces were wrong"
+
+
+@pytest.mark.parametrize("batch", [1, 65_536])
+@pytest.mark.parametrize("again", [False, True])
+def test_what_was_under_way_may_end_a_request_that_gave_way(
+    batch: int, again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "BATCH", batch)
+    ticks = itertools.count()
+    recorder = Recorder("run", "test", 4, lambda: next(ticks))
+    recorder.emit("trace_opened", engine="test", block_size=16, defer_limit=1)
+
+    def told(event: str, **data: Any) -> None:
+        recorder.emit(event, request_id="r", **data)
+
+    told("active_request_submitted", admit_reuse=True, active_live_blocks_required=1)
+    told("active_request_admitted", hit_blocks=0, new_blocks=1, free_blocks_before_allocate=4)
+    told("active_request_preempted", blocks=1)
+    for _ in range(1 + again):
+        told("active_request_finished", outcome="served", blocks=0)
+    told("future_reuse_admitted", blocks=0)
+    recorder.emit("trace_closed", events=len(recorder.events))
+    path = tmp_path / "t.parquet"
+    write_parquet(recorder.events, path)
+    assert ('"violations": []}' in same(path)[0][-20:]) is not again
 
 
 def test_most_events_are_not_folded_one_by_one(
