@@ -134,7 +134,9 @@ class _Session:
     oracle: Engine | None
     block_size: int
     limit: int | None
+    seconds: float | None
     until: float | None
+    """When the generated programs end; arrangements and trials come after them."""
     progress: Progress
     permitted: Allowed
     features: frozenset[Feature] = frozenset()
@@ -259,7 +261,7 @@ class FuzzReport:
     arranged: Tally = field(default_factory=Tally)
     """What was done to the engine's arrangements of KV groups."""
     tried: trials.Tried | None = None
-    """What the engine's own trials did; None where it brings none."""
+    """What the engine's own trials did; None where it brings none, or a program failed before."""
     unwritten: str = ""
     """Why the counterexample could not be written; the finding stands all the same."""
 
@@ -379,7 +381,7 @@ def shown(finding: Violation, program: Program) -> Iterator[str]:
 
 
 def _shown_pool(config: PoolConfig) -> str:
-    plain = PoolConfig(config.usable)
+    plain = type(config)(config.usable)
     more = [
         f"{name} {value}"
         for name, value in vars(config).items()
@@ -407,11 +409,13 @@ def fuzz(
     progress(f"starting {engine.name}")
     warm_up(engine, block_size_of(engine))
     started, used = time.monotonic(), time.process_time()
+    brought = trials.trials_of(engine)
     session = _session(engine, ways, progress)
     with _settled_memory():
-        tried = _tried(session, ways)
-        if tried is None or tried.failure is None:
-            search(session, ways.seed, ways.examples)
+        search(session, ways.seed, ways.examples)
+        tried = None
+        if brought is not None and session.failure is None:
+            tried = _tried(session, ways, brought)
     spent, used = time.monotonic() - started, time.process_time() - used
     program = finding = file = None
     unwritten = ""
@@ -508,10 +512,9 @@ def _arranged(session: _Session, seed: int) -> None:
     """Runs of the engine's own arrangements of KV groups, the same number of each and beside the
     budget; in a budget of time they take a fixed part of it."""
     layouts = layouts_of(session.engine)
-    if layouts is None or session.failure is not None:
+    if layouts is None:
         return
-    begun = time.monotonic()
-    until = None if session.until is None else begun + (session.until - begun) * LAYOUT_PART
+    until = None if session.seconds is None else time.monotonic() + LAYOUT_PART * session.seconds
     rounds = MOST_ROUNDS if session.limit is None else max(1, session.limit // SHARE)
     for number in range(rounds):
         for name in layouts.names():
@@ -528,17 +531,17 @@ def _arranged(session: _Session, seed: int) -> None:
                 return
 
 
-def _tried(session: _Session, ways: Ways) -> trials.Tried | None:
-    """The engine's own trials, beside the budget where it counts operations."""
-    found = trials.trials_of(session.engine)
-    if found is None:
-        return None
+def _tried(session: _Session, ways: Ways, brought: trials.Trials) -> trials.Tried:
+    """The engine's own trials, beside the budget where it counts operations.
+
+    They come last: what a program shows as well it shows with fewer operations.
+    """
     session.progress(f"trials on {session.engine.name}")
     until = None
     if ways.steps is None and ways.seconds is not None:
         until = time.monotonic() + trials.SHARE * ways.seconds
     most = (session.limit or 0) // trials.EACH
-    tried = trials.attempt(found, ways.seed, session.permitted, most, until)
+    tried = trials.attempt(brought, ways.seed, session.permitted, most, until)
     session.allowed.update(tried.allowed)
     session.not_exposed.update(tried.not_exposed)
     return tried
@@ -546,12 +549,16 @@ def _tried(session: _Session, ways: Ways) -> trials.Tried | None:
 
 def _session(engine: Engine, ways: Ways, progress: Progress) -> _Session:
     any_limit = ways.steps is not None or ways.seconds is not None
+    later = (LAYOUT_PART if layouts_of(engine) is not None else 0.0) + (
+        trials.SHARE if trials.trials_of(engine) is not None else 0.0
+    )
     return _Session(
         engine=engine,
         oracle=oracle_for(engine),
         block_size=block_size_of(engine),
         limit=ways.steps if any_limit else DEFAULT_STEPS,
-        until=time.monotonic() + ways.seconds if ways.seconds is not None else None,
+        seconds=ways.seconds,
+        until=None if ways.seconds is None else time.monotonic() + (1 - later) * ways.seconds,
         progress=progress,
         permitted=allowing(engine, ways.known),
         features=features_of(engine),
@@ -565,7 +572,12 @@ _POOLS: Final = st.binary(min_size=POOL_CODE, max_size=POOL_CODE)
 
 
 def search(session: _Session, seed: int, examples: Path | None = None) -> None:
-    """Let hypothesis look for a failure until the session's budget is spent."""
+    """Look for a failure until the session's budget is spent: in what is rare, in programs that
+    hypothesis generates, in arrangements.
+
+    The first two come first since their failures say more: they are compared with the machine, and
+    their last step is found in the engine's source.
+    """
     kept = None
     if examples is not None:
         try:  # hypothesis says nothing where it cannot keep them
@@ -574,8 +586,15 @@ def search(session: _Session, seed: int, examples: Path | None = None) -> None:
             raise BadOperation(f"cannot write {examples}: {error.strerror}") from None
         kept = DirectoryBasedExampleDatabase(examples)
     _rare(session)
-    _arranged(session, seed)
-    for batch in count() if session.failure is None else ():
+    if session.failure is None:
+        _generate(session, seed, kept)
+    if session.failure is None:
+        _arranged(session, seed)
+
+
+def _generate(session: _Session, seed: int, kept: ExampleDatabase | None) -> None:
+    """Let hypothesis generate programs until they have spent their part, or one fails."""
+    for batch in count():
         try:
             with _own_storage():
                 _searching(session, seed * 1_000_003 + batch, kept)()

@@ -13,9 +13,12 @@ from kvclaims.bridge.vllm.grouped_rules import Certain
 from kvclaims.bridge.vllm.layouts import LAYOUTS, Layout, named
 from kvclaims.checker import engines
 from kvclaims.checker.counterexample import pool_json, read_pool
+from kvclaims.checker.fuzz import shown
 from kvclaims.checker.layouts import LayoutPool, judge, layouts_of
 from kvclaims.checker.supervise import Program
+from kvclaims.checker.verdicts import Violation
 from kvclaims.spec.interface import BadOperation, NotExposed, PoolConfig
+from kvclaims.spec.operations import Operation
 
 HASHES = [bytes([n]) for n in range(1, 13)]
 """Hash i stands for i + 1 units of tokens."""
@@ -161,6 +164,12 @@ def test_a_pool_of_an_arrangement_is_kept_and_read() -> None:
         read_pool({**pool_json(pool), "layout": 3})
     with pytest.raises(BadOperation, match="no arrangement"):
         named("none such")
+
+
+def test_what_an_arrangement_breaks_is_shown_with_its_name() -> None:
+    program = Program(LayoutPool(8, 4, layout="drafter"), (Operation("drain", {}),))
+    lines = list(shown(Violation("B2", "two hold it", operation=1), program))
+    assert "pool of 8 blocks of 4 tokens, defer limit 1, layout drafter; broken in" in lines[1]
 
 
 def test_an_engine_without_arrangements_does_not_expose_them() -> None:
