@@ -120,6 +120,10 @@ class Behaviour:
             elif event.event == FINISHED and _subject(event) in self._gave_way:
                 self._gave_way.discard(_subject(event))
             elif event.event in _KINDS:
+                if event.event == PREEMPTED:
+                    self._gave_way.add(_subject(event))
+                elif event.event in EVENTS["admit"]:
+                    self._gave_way.discard(_subject(event))
                 heard = self._of_claims if event.claim_id is not None else self._of_requests
                 heard.append(event)
 
@@ -168,10 +172,6 @@ class Behaviour:
         event = told.popleft()
         if event.event not in EVENTS[name]:
             self._report("T1", f"{event.event} is told of {where}", where)
-        if event.event == PREEMPTED:
-            self._gave_way.add(_subject(event))
-        elif name == "admit":
-            self._gave_way.discard(_subject(event))
         said = {"d": event.data.get("duration") or 0, "size": _granted(event)}
         args = {**step.args, **said, **self._of(event)}
         self._take(self._move(name), args, where)

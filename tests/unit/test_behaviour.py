@@ -142,6 +142,18 @@ def test_what_was_under_way_may_end_a_request_that_gave_way() -> None:
     assert heard.broken == [told, told], "once"
 
 
+def test_who_gave_way_and_was_admitted_again_ends_by_a_step_of_the_pool(heard: Heard) -> None:
+    """Also where one operation tells of both."""
+    admitted = event(3, "active_request_admitted", "r")
+    preempted = event(4, "active_request_preempted", "r", blocks=0)
+    again = event(5, "active_request_admitted", "r")
+    finished = event(6, "active_request_finished", "r", outcome="served", blocks=1)
+    heard.operation(0, (admitted,), step("admit", r="r", n=1))
+    heard.operation(0, (preempted,), step("retire", r="r"))
+    heard.operation(0, (again, finished), step("admit", r="r", n=1), step("retire", r="r"))
+    assert not heard.broken
+
+
 def test_an_event_of_another_kind_is_no_move(heard: Heard) -> None:
     heard.operation(2, (event(3, "resident_claim_released", "a"),), FINISH)
     assert heard.broken == [("T1", "resident_claim_released is told of finish(a#1, expired)")]
