@@ -7,10 +7,9 @@ import logging
 import os
 import time
 from collections import deque
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvclaims.bridge.serving.settings import BadSettings
 
@@ -20,8 +19,7 @@ _MOST_AT_ONCE: Final = 1 << 20
 """Bytes that are written at a time."""
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """An event as the file has it, with its sequence number."""
 
     seq: int
