@@ -7,7 +7,7 @@ foretold: whether it is admitted, with how many hits, and else what it is told a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -97,18 +97,6 @@ def nothing_grew(before: Observation, steps: Sequence[PoolStep], events: Sequenc
     running = {name for name, view in before.requests.items() if view.state == "running"}
     grew = any(s.action in _CHANGING and s.args["r"] in running for s in steps)
     return not grew and all(event.event != "active_request_preempted" for event in events)
-
-
-def was_overtaken(visitor: Visitor, transfers: Collection[str], events: Sequence[Event]) -> bool:
-    """Whether one of `transfers` was admitted before the visitor was looked at.  Who was put aside
-    until it was known what a transfer can bring may come first: no rule says which of those that
-    wait is looked at first, and what the visitor meets is then not the state before the step."""
-    for event in events:
-        if event.request_id == visitor.name:
-            return False
-        if event.event == "active_request_admitted" and event.request_id in transfers:
-            return True
-    return False
 
 
 def judged(

@@ -26,7 +26,6 @@ from kvclaims.checker.door import (
     judged,
     nothing_grew,
     phase_of,
-    was_overtaken,
 )
 from kvclaims.checker.engines import REFERENCE, find, first_line
 from kvclaims.checker.knowledge import DISPATCHING, Knowledge, KnownRequest, is_over
@@ -238,7 +237,7 @@ class Supervisor:
             returned = _returned(heard)
             one = Told(operation, before, after, events, steps, answer.value, lasting, returned)
             found += _unstepped(self._judge(one, answer, legal, refs))
-            if foretold is not None and self._is_as_foretold(foretold, one):
+            if foretold is not None and nothing_grew(before, steps, events):
                 config = self.runtime.config
                 given_up = self._given_up(heard)
                 door = judged(foretold, before, after, events, steps, config, given_up)
@@ -555,11 +554,9 @@ class Supervisor:
             return None
         if any(r.state in ("loading", "ending") for r in before.requests.values()):
             return None
-        if any(
-            r.state == "running" and known.requests[n].spec.external
-            for n, r in before.requests.items()
-        ):
-            return None  # it may have been loaded and wait for room, before all others
+        transfers = (n for n, r in known.requests.items() if r.spec.external)
+        if any(before.requests[name].state in ("running", "waiting") for name in transfers):
+            return None  # loaded, or put aside, it may come before all others
         tokens, _ = known.growth(before)
         if config.token_budget and tokens >= config.token_budget:
             return None
@@ -578,13 +575,6 @@ class Supervisor:
             return None  # what a return leaves of it is the engine's own choice
         base = replace(before, usable=config.usable, resident=lasting)
         return foretell(visitor, self.monitor, base, wanted, config.block_size)
-
-    def _is_as_foretold(self, foretold: Foretold, one: Told) -> bool:
-        """Whether the visitor met the state that it was judged in."""
-        transfers = {n for n, request in self.known.requests.items() if request.spec.external}
-        return nothing_grew(one.before, one.steps, one.events) and not was_overtaken(
-            foretold.visitor, transfers, one.events
-        )
 
     # -- the oracle, the audits, the findings
 
