@@ -144,6 +144,8 @@ class _Session:
     steps: int = 0
     events: int = 0
     monitored: int = 0
+    cpu_seconds: float = 0.0
+    """Of the processor, in the runs that are counted here: not in scenes, arrangements, trials."""
     reads: int = 0
     runs: int = 0
     fired: Counter[str] = field(default_factory=Counter)
@@ -255,6 +257,7 @@ class FuzzReport:
     not_exposed: tuple[str, ...]
     seconds: float
     cpu_seconds: float
+    """Of the processor, drawing and judging the `runs`."""
     program: Program | None = None
     finding: Violation | None = None
     file: Path | None = None
@@ -274,7 +277,7 @@ class FuzzReport:
 
     @property
     def rate(self) -> float:
-        """Allocator operations that were judged in a second of processor time.
+        """Allocator operations of the runs that were judged in a second of processor time.
 
         One is a step of a block's life that the engine tells and the monitor judges: admit, take,
         share, register, evict, drop and the like, not a call of the fuzzer, which makes none or
@@ -408,7 +411,7 @@ def fuzz(
     ways = ways or Ways(steps, seconds, seed, folder)
     progress(f"starting {engine.name}")
     warm_up(engine, block_size_of(engine))
-    started, used = time.monotonic(), time.process_time()
+    started = time.monotonic()
     brought = trials.trials_of(engine)
     session = _session(engine, ways, progress)
     with _settled_memory():
@@ -416,7 +419,7 @@ def fuzz(
         tried = None
         if brought is not None and session.failure is None:
             tried = _tried(session, ways, brought)
-    spent, used = time.monotonic() - started, time.process_time() - used
+    spent = time.monotonic() - started
     program = finding = file = None
     unwritten = ""
     if tried is not None and tried.failure is not None:
@@ -463,7 +466,7 @@ def fuzz(
         tried=tried,
         not_exposed=tuple(session.not_exposed),
         seconds=spent,
-        cpu_seconds=used,
+        cpu_seconds=session.cpu_seconds,
         program=program,
         finding=finding,
         file=file,
@@ -595,6 +598,7 @@ def search(session: _Session, seed: int, examples: Path | None = None) -> None:
 def _generate(session: _Session, seed: int, kept: ExampleDatabase | None) -> None:
     """Let hypothesis generate programs until they have spent their part, or one fails."""
     for batch in count():
+        used = time.process_time()
         try:
             with _own_storage():
                 _searching(session, seed * 1_000_003 + batch, kept)()
@@ -605,6 +609,8 @@ def _generate(session: _Session, seed: int, kept: ExampleDatabase | None) -> Non
             if session.has_ended:
                 return
             raise
+        finally:
+            session.cpu_seconds += time.process_time() - used
 
 
 def _searching(session: _Session, seed: int, kept: ExampleDatabase | None) -> Callable[[], None]:

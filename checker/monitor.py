@@ -36,6 +36,7 @@ class Monitor:
         self.fired: dict[str, int] = dict.fromkeys(_ACTIONS, 0)
         self._compiler = Compiler(self.shadow)
         self._compiled: dict[str, Step] = {}
+        self._taking: PoolStep
         tables = self.shadow.tables
         self._ref, self._queued = tables[pool.ref], tables[pool.queued]
         self._free, self._keys = tables[pool.free], tables[pool.key].by(0)
@@ -56,11 +57,13 @@ class Monitor:
 
     def __call__(self, step: PoolStep) -> None:
         """Take one step: guards, updates, then the engine's facts against the shadow."""
+        action, args, facts, free = step
         self.steps += 1
-        self.fired[step.action] += 1
-        compiled = self._compiled.get(step.action) or self._compile(step.action)
-        compiled.take(step.args, lambda broken: self._report(broken, step, compiled))
-        if step.facts or step.free is not None:
+        self.fired[action] += 1
+        compiled = self._compiled.get(action) or self._compile(action)
+        self._taking = step
+        compiled.take(args, self._report)
+        if facts or free is not None:
             self._compare(step)
 
     def _compile(self, action: str) -> Step:
@@ -99,9 +102,11 @@ class Monitor:
         queued = place in self._queued.values
         if queued != facts.queued:
             self._differ("B1", f"queued of block {block}", where, queued, facts.queued)
-        keys = {key for _, key in self._keys.get(block, ())}
-        if keys != (found := set(facts.keys)):
-            self._differ("B3", f"keys of block {block}", where, keys, found)
+        carried, found = self._keys.get(block, ()), facts.keys
+        if carried or found:
+            keys = {key for _, key in carried}
+            if keys != set(found):
+                self._differ("B3", f"keys of block {block}", where, keys, set(found))
 
     def _audit_queue(self, snapshot: PoolSnapshot) -> None:
         queue = list(snapshot.queue)
@@ -131,9 +136,9 @@ class Monitor:
             )
         )
 
-    def _report(self, broken: Sequence[int], step: PoolStep, compiled: Step) -> None:
-        """Guards that do not hold, with what the step's block was like before it."""
-        before: dict[str, Any] = {}
+    def _report(self, broken: Sequence[int]) -> None:
+        """Guards of the step being taken that do not hold, with what its block was like before."""
+        step, before = self._taking, dict[str, Any]()
         block = step.args.get(pool.b.name)
         if block is not None:
             index = self.shadow.index
@@ -144,7 +149,7 @@ class Monitor:
                 "covered by": sorted(p[0] for p in index[pool.covers, 1].get(block, ())),
             }
         for number in broken:
-            guard = compiled.action.guards[number]
+            guard = _ACTIONS[step.action].guards[number]
             message = f"not so: {guard.why}"
             self.violations.append(
                 Violation(guard.protects[0], message, shown_step(step), dict(before))

@@ -286,10 +286,10 @@ def _also(first: str, seconds: Iterable[int]) -> str:
 
 
 def _wrong_facts(true: BlockFacts) -> Iterator[tuple[str, str, BlockFacts, str]]:
-    yield "another ref", "B2", replace(true, ref=true.ref + 1), _ENGINE
-    yield "another place", "B1", replace(true, queued=not true.queued), _ENGINE
+    yield "another ref", "B2", true._replace(ref=true.ref + 1), _ENGINE
+    yield "another place", "B1", true._replace(queued=not true.queued), _ENGINE
     keys = (*true.keys, *"badcfehgji")
-    yield "another content", "B3", replace(true, keys=keys), f"{_ENGINE} {sorted(keys)}"
+    yield "another content", "B3", true._replace(keys=keys), f"{_ENGINE} {sorted(keys)}"
 
 
 def _idle_steps(
@@ -300,8 +300,8 @@ def _idle_steps(
     for number, step in enumerate(world.steps):
         if step.action in ("refuse", "submit", "overflow", "admit") and not rules[number]:
             facts, free = snapshot.facts, snapshot.counter
-            yield "true facts", [], replace(step, facts=facts, free=free)
-            yield "a wrong count of free blocks", ["B1"], replace(step, free=free + 1)
+            yield "true facts", [], step._replace(facts=facts, free=free)
+            yield "a wrong count of free blocks", ["B1"], step._replace(free=free + 1)
             for what, rule, wrong, _ in _wrong_facts(facts[1]):
-                yield what, [rule], replace(step, facts={1: wrong})
+                yield what, [rule], step._replace(facts={1: wrong})
             return

@@ -64,23 +64,19 @@ class Table:
         return self._indexes[i]
 
     def set(self, place: Place, value: Any) -> None:
-        old = self.values.get(place, 0)
+        values = self.values
+        old = values.get(place, 0)
         if old == value:
             return
         self.total += value - old
         if value:
-            self.values[place] = value
-        else:
-            del self.values[place]
-        if self._indexes:
-            self._index(place, is_there=bool(value))
-
-    def _index(self, place: Place, is_there: bool) -> None:
+            values[place] = value
+            for i, index in self._indexes.items():
+                index[place[i]].add(place)
+            return
+        del values[place]
         for i, index in self._indexes.items():
             places = index[place[i]]
-            if is_there:
-                places.add(place)
-                continue
             places.discard(place)
             if not places:
                 del index[place[i]]

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from kvclaims.spec.content import cache_domain
 from kvclaims.spec.fidelity import Fidelity, satisfies
@@ -300,8 +301,7 @@ class Observation:
     lent: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class BlockFacts:
+class BlockFacts(NamedTuple):  # this and the next are made in every step: tuples are made fast
     """What the engine's own data says of a block after a step (B1 to B3)."""
 
     ref: int
@@ -310,8 +310,10 @@ class BlockFacts:
     """Content ids (or the engine's hashes) that this block is found under."""
 
 
-@dataclass(frozen=True)
-class PoolStep:
+_NO_FACTS: Final[Mapping[int, BlockFacts]] = MappingProxyType({})
+
+
+class PoolStep(NamedTuple):
     """One allocator step, told as an action of the machine in `spec.pool`.
 
     `args` names the machine's parameters (request and claim ids as text, block ids as int,
@@ -322,7 +324,7 @@ class PoolStep:
 
     action: str
     args: Mapping[str, Any]
-    facts: Mapping[int, BlockFacts] = field(default_factory=dict)
+    facts: Mapping[int, BlockFacts] = _NO_FACTS
     free: int | None = None
 
 

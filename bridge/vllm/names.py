@@ -25,7 +25,7 @@ class ContentChain:
     def __init__(self, block_size: int, salt: str = "") -> None:
         self.block_size = block_size
         self.ids: list[str] = []
-        self._text = ",".join(["%d"] * block_size)
+        self._text = b",".join([b"%d"] * block_size)
         self._parent = hashlib.sha256(salt.encode()).digest()
 
     def extend(self, tokens: Sequence[int]) -> list[str]:
@@ -33,8 +33,8 @@ class ContentChain:
         size = self.block_size
         for start in range(len(self.ids) * size, len(tokens) - size + 1, size):
             block = self._text % tuple(tokens[start : start + size])
-            self._parent = hashlib.sha256(self._parent + block.encode()).digest()
-            self.ids.append(self._parent.hex()[:16])
+            self._parent = hashlib.sha256(self._parent + block).digest()
+            self.ids.append(self._parent[:8].hex())
         return self.ids
 
 

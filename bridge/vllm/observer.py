@@ -25,6 +25,9 @@ UNNAMED: Final = "(engine)"
 _MORE_KEYS: Final = "cached_block_hashes_by_block"
 """Where a pool has keys of blocks beside the one that a block itself carries."""
 
+_CACHED: Final = ("request", "blocks", "num_cached_blocks", "num_full_blocks")
+"""The first parameters of `cache_full_blocks`."""
+
 _GROWS: Final = {"take": 1, "draw": 1, "share": 1, "drop": -1, "give_back": -1}
 """By how much a step makes a request's table longer."""
 
@@ -192,7 +195,8 @@ class PoolObserver:
         keys = self._own_keys(real)
         if not keys and not also:
             return BlockFacts(int(real.ref_cnt), queued, ())
-        found = [self.names.of_key(key) for key in (*keys, *also) if self._finds(key, block)]
+        of_key = self.names.of_key
+        found = [of_key(key) for key in (*keys, *also) if self._finds(key, block)]
         if len(found) > 1:
             found = sorted(set(found))
         return BlockFacts(int(real.ref_cnt), queued, tuple(found))
@@ -258,10 +262,11 @@ class PoolObserver:
         steps, touched = self._steps.copy(), self._touched.copy()
         self._steps.clear()  # the same list and map: who watches a call has them at hand
         self._touched.clear()
-        facts = {b: self.facts(b, also) for b, also in touched.items()}
         action, args = steps.pop()
-        last = PoolStep(action, args, facts, self.queue_length())
-        for step in (*(PoolStep(action, args) for action, args in steps), last):
+        facts = {b: self.facts(b, also) for b, also in touched.items()}
+        told = [PoolStep(action, args) for action, args in steps]
+        told.append(PoolStep(action, args, facts, self.queue_length()))
+        for step in told:
             for listener in self.listeners:
                 listener(step)
 
@@ -297,12 +302,7 @@ class PoolObserver:
     def _sync(self, blocks: Iterable[Any], request: str | None, action: str) -> None:
         """Tell which keys blocks have lost (as `action`) and gained since last looked at."""
         blocks = list(blocks)
-        gone = [
-            (b.block_id, raw)
-            for b in blocks
-            if self.keys.get(b.block_id)
-            for raw in self._lost_keys(b)
-        ]
+        gone = [(b.block_id, raw) for b in blocks for raw in self._lost_keys(b)]
         if gone:
             self._lose(gone, request, action)
         for block in blocks:
@@ -342,16 +342,13 @@ class PoolObserver:
 
     def _attach(self) -> None:
         pool, manager = self.pool, self.manager
-        pool_s_own = pool.get_new_blocks
         wrappers: tuple[tuple[Any, str, Wrapper], ...] = (
             (manager, "free", self._free_request),
             (manager, "pop_blocks_for_free", self._pop_for_free),
-            (pool, "get_new_blocks", self._get_new_blocks),
             (pool, "touch", self._touch),
             (pool, "free_blocks", self._free_blocks),
             (pool, "unpin_blocks", self._free_blocks),
             (pool, "evict_blocks", self._evict_blocks),
-            (pool, "cache_full_blocks", self._cache_full_blocks),
             (pool, "cache_partial_block", self._cache_partial_block),
             (pool, "move_block_hashes", self._move_block_hashes),
             (pool, "reset_prefix_cache", self._reset_prefix_cache),
@@ -359,7 +356,8 @@ class PoolObserver:
         for owner, method, wrapper in wrappers:
             if hasattr(owner, method):
                 self._wrap(owner, method, wrapper)
-        pool.get_new_blocks = self._taking(pool.get_new_blocks, pool_s_own)
+        pool.get_new_blocks = self._taking(pool.get_new_blocks)
+        pool.cache_full_blocks = self._caching(pool.cache_full_blocks)
         manager.allocate_slots = self._allocating(manager.allocate_slots)
 
     def _wrap(self, owner: Any, method: str, wrapper: Wrapper) -> None:
@@ -397,22 +395,29 @@ class PoolObserver:
 
     def _allocating(self, inner: Wrapper) -> Wrapper:
         """`allocate_slots`, which comes for every request in every step and mostly does nothing:
-        so nothing is looked at twice here, and only whose call it is where nobody is told."""
+        so nothing is looked at twice here, and nothing unpacked of what vLLM passes for a request
+        that runs: more time goes into that than into all the rest."""
         steps, touched = self._steps, self._touched
 
-        def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
+        def allocate_slots(
+            request: Any,
+            num_new_tokens: int,
+            *more: Any,
+            num_lookahead_tokens: int | None = None,
+            **named: Any,
+        ) -> Any:
             outer = self.request
             self.request = request
-            if not self.listeners:
-                try:
-                    return inner(request, *args, **kwargs)
-                finally:
-                    self.request = outer
             start = len(steps)
             self._granted = 0
             self._depth += 1
             try:
-                return inner(request, *args, **kwargs)
+                if num_lookahead_tokens is None:
+                    return inner(request, num_new_tokens, *more, **named)
+                if more or named:
+                    named["num_lookahead_tokens"] = num_lookahead_tokens
+                    return inner(request, num_new_tokens, *more, **named)
+                return inner(request, num_new_tokens, num_lookahead_tokens=num_lookahead_tokens)
             finally:
                 self.request = outer
                 if len(steps) > start:
@@ -423,25 +428,50 @@ class PoolObserver:
 
         return allocate_slots
 
-    def _taking(self, watched: Wrapper, inner: Wrapper) -> Wrapper:
-        """`get_new_blocks`, which comes whenever a request fills a block: where nobody is told and
-        nothing is drawn, only tables and lost contents are kept up to date."""
-        keys = self.keys
+    def _taking(self, inner: Wrapper) -> Wrapper:
+        """`get_new_blocks`, which comes whenever a request fills a block."""
+        steps, touched = self._steps, self._touched
 
         def get_new_blocks(num_blocks: int, *args: Any, **kwargs: Any) -> Any:
-            if self.listeners or self.draws or self._place_of is not None:
-                return watched(num_blocks, *args, **kwargs)
-            self.reactions.before_taking(num_blocks)
-            blocks = inner(num_blocks, *args, **kwargs)
-            name = self._name()
-            held = self._table_of(name)
-            for block in blocks:
-                if block.block_hash is not None or keys.get(block.block_id):
-                    self._sync((block,), name, "evict")
-                held.append(block.block_id)
-            return blocks
+            self._depth += 1
+            try:
+                self.reactions.before_taking(num_blocks)
+                blocks = inner(num_blocks, *args, **kwargs)
+                self._took(blocks, self._name())
+                return blocks
+            finally:
+                self._depth -= 1
+                if (steps or touched) and self._depth == 0:
+                    self._flush()
 
         return get_new_blocks
+
+    def _took(self, blocks: Iterable[Any], name: str) -> None:
+        """New blocks in a request's table: they have lost what they carried, if they did."""
+        held, keys, touched = self._table_of(name), self.keys, self._touched
+        is_plain, is_told = self._place_of is None and not self.draws, bool(self.listeners)
+        for block in blocks:
+            number = block.block_id
+            if block.block_hash is not None or getattr(self.pool, _MORE_KEYS, None):
+                self._sync((block,), name, "evict")
+            elif known := keys.get(number):
+                self._lose([(number, raw) for raw in known], name, "evict")
+            if is_told:
+                touched.setdefault(number, ())
+            if is_plain:
+                held.append(number)
+                self._granted += 1
+                if is_told:
+                    self._steps.append(("take", {"r": name, "b": number}))
+                continue
+            claim = self.draws.get(len(held))
+            instead = self._hold(held, number)
+            if claim is None:
+                self._granted += 1
+                self.tell("take", r=name, b=number, **instead)
+            else:
+                self.tell("draw", r=name, c=claim, b=number)
+                self.reactions.drawn(claim, number, self.request, len(held) - 1)
 
     def _grant(self, name: str, start: int) -> None:
         """The grant comes first in the machine; its size is known only now."""
@@ -485,24 +515,6 @@ class PoolObserver:
             self.tables += 1
             self.tell("retire", r=name)
         self.reactions.ended(request, count)
-
-    def _get_new_blocks(self, inner: Wrapper, num_blocks: int, *args: Any, **kwargs: Any) -> Any:
-        self.reactions.before_taking(num_blocks)
-        blocks = inner(num_blocks, *args, **kwargs)
-        name = self._name()
-        held = self._table_of(name)
-        for block in blocks:
-            number = block.block_id
-            self._sync((block,), name, "evict")
-            claim = self.draws.get(len(held))
-            instead = self._hold(held, number)
-            if claim is None:
-                self._granted += 1
-                self.tell("take", r=name, b=number, **instead)
-            else:
-                self.tell("draw", r=name, c=claim, b=number)
-                self.reactions.drawn(claim, number, self.request, len(held) - 1)
-        return blocks
 
     def _touch(self, inner: Wrapper, blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         blocks = list(blocks)
@@ -596,35 +608,47 @@ class PoolObserver:
         self._sync((self.pool.blocks[number] for number in numbers), None, lost)
         return result
 
-    def _cache_full_blocks(self, inner: Wrapper, *args: Any, **kwargs: Any) -> Any:
-        given = kwargs
-        if args:
-            names = ("request", "blocks", "num_cached_blocks", "num_full_blocks")
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
-        request = given["request"]
-        if not self.reactions.shares(request):
-            return None
-        result = inner(*args, **kwargs)
-        first, last = given["num_cached_blocks"], given["num_full_blocks"]
-        self.names.learn(request, first, last)
-        blocks = given["blocks"][first:last]
-        if not self.listeners:
-            self._registered(blocks, request)
-            return result
-        blocks = [block for block in blocks if not block.is_null]
-        self._sync(blocks, self._alias(request.request_id), "evict")
-        return result
+    def _caching(self, inner: Wrapper) -> Wrapper:
+        """`cache_full_blocks`, which comes whenever a request has filled a block."""
+        steps, touched = self._steps, self._touched
 
-    def _registered(self, blocks: Iterable[Any], request: Any) -> None:
-        """The same where nobody is told: mostly one block, that has nothing but its new key."""
+        def cache_full_blocks(*args: Any, **kwargs: Any) -> Any:
+            given = {**dict(zip(_CACHED, args, strict=False)), **kwargs} if args else kwargs
+            request = given["request"]
+            if not self.reactions.shares(request):
+                return None
+            self._depth += 1
+            try:
+                result = inner(*args, **kwargs)
+                first, last = given["num_cached_blocks"], given["num_full_blocks"]
+                self.names.learn(request, first, last)
+                self._registered(given["blocks"][first:last], self._alias(request.request_id))
+                return result
+            finally:
+                self._depth -= 1
+                if (steps or touched) and self._depth == 0:
+                    self._flush()
+
+        return cache_full_blocks
+
+    def _registered(self, blocks: Iterable[Any], name: str) -> None:
+        """Mostly one block, that has nothing but its new key."""
+        keys, touched, is_told = self.keys, self._touched, bool(self.listeners)
         for block in blocks:
             raw, number = block.block_hash, block.block_id
-            if self.keys.get(number) or getattr(self.pool, _MORE_KEYS, None):
-                self._sync((block,), self._alias(request.request_id), "evict")
-            elif raw is not None and not block.is_null:
+            if block.is_null:
+                continue
+            if keys.get(number) or getattr(self.pool, _MORE_KEYS, None):
+                self._sync((block,), name, "evict")
+                continue
+            if is_told:
+                touched.setdefault(number, ())
+            if raw is not None:
                 key = self.names.of_key(raw)
-                self.keys[number] = {raw: key}
+                keys[number] = {raw: key}
                 self.where.setdefault(key, {})[number] = None
+                if is_told:
+                    self._steps.append(("register", {"r": name, "b": number, "k": key}))
                 self.reactions.registered(number, key)
 
     def _cache_partial_block(

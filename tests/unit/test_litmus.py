@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +158,7 @@ def test_the_monitor_judges_every_allocator_step() -> None:
     assert report.to_json()["monitored_steps"] > 60
 
     def dishonest(original: Callable[[Any], None], listener: Callable[[PoolStep], None]) -> None:
-        original(lambda step: listener(replace(step, free=0 if step.free else step.free)))
+        original(lambda step: listener(step._replace(free=0 if step.free else step.free)))
 
     (violation,) = run(select(["L2"]), Altered("listen", dishonest)).to_json()["violations"][:1]
     assert violation["rule"] == "B1"
