@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from kvclaims.spec.content import cache_domain
@@ -310,7 +309,7 @@ class BlockFacts(NamedTuple):  # this and the next are made in every step: tuple
     """Content ids (or the engine's hashes) that this block is found under."""
 
 
-_NO_FACTS: Final[Mapping[int, BlockFacts]] = MappingProxyType({})
+_NO_FACTS: Final[Mapping[int, BlockFacts]] = {}
 
 
 class PoolStep(NamedTuple):
