@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 from kvclaims.checker.explore import ExploreReport
@@ -25,6 +26,9 @@ from kvclaims.spec.interface import BadOperation
 
 _EXACT_BITS: Final = 50
 """CUDD counts in floating point: beyond so many bits it is done here instead."""
+
+_TOGETHER: Final = 4096
+"""Nodes up to which relations are one: fewer images pay for more bits that stay as they are."""
 
 Set = Any
 """A diagram: a set of states, or the relation of a step."""
@@ -87,6 +91,11 @@ class _Relation:
 
     relation: Set
     written: list[str]
+
+    @cached_property
+    def unprimed(self) -> dict[str, str]:
+        """The name of each written bit by that of what it becomes."""
+        return {f"{bit}'": bit for bit in self.written}
 
 
 class _Search:
@@ -219,10 +228,32 @@ class _Search:
                 relation &= self._becomes(slot, new)
             written = tuple(sorted(changes))
             relations[written] = relations.get(written, self.bdd.false) | relation
-        return [
+        return self._together(
             _Relation(relation, [bit for slot in written for bit in self.bits[slot]])
             for written, relation in relations.items()
-        ]
+        )
+
+    def _together(self, relations: Iterable[_Relation]) -> list[_Relation]:
+        """Neighbours made one while that is small: what one of them does not write, it keeps."""
+        result: list[_Relation] = []
+        for one in relations:
+            if result:
+                last = result[-1]
+                more = [bit for bit in one.written if bit not in last.written]
+                less = [bit for bit in last.written if bit not in one.written]
+                either = last.relation & self._kept(more) | one.relation & self._kept(less)
+                if len(either) <= _TOGETHER:
+                    result[-1] = _Relation(either, [*last.written, *more])
+                    continue
+            result.append(one)
+        return result
+
+    def _kept(self, bits: Sequence[str]) -> Set:
+        """The bits stay as they are."""
+        result = self.bdd.true
+        for bit in reversed(bits):
+            result &= self.bdd.apply("<=>", self.bdd.var(bit), self.bdd.var(f"{bit}'"))
+        return result
 
     def _becomes(self, slot: int, new: Value) -> Set:
         lo, hi = self.grounded.slots[slot].lo, self.grounded.slots[slot].hi
@@ -237,25 +268,23 @@ class _Search:
             after = self.module.and_exists(states, by.relation, by.written)
         else:
             after = self.bdd.exist(by.written, states & by.relation)
-        return self.bdd.let({f"{bit}'": bit for bit in by.written}, after)
+        return self.bdd.let(by.unprimed, after)
 
     def run(self, name: str, progress: Progress | None) -> bool:
         """Cover the instance; whether some rule was broken."""
         invariant = self.truth(self.grounded.invariant)
-        frontier, broken = self._initial()
-        broken |= frontier & ~invariant != self.bdd.false
-        frontier &= invariant
-        self.depth = -1
         start = time.perf_counter()
-        while frontier != self.bdd.false:
+        self.depth = -1
+        following, broken = self._initial()
+        while True:
+            broken |= following & ~invariant != self.bdd.false
+            following &= invariant
+            if following == self.reached:
+                break
             self.depth += 1
-            self.reached |= frontier
-            following = self.bdd.false
+            self.reached = following
             for relation in self.relations:
                 following |= self._image(self.reached, relation)
-            following &= ~self.reached
-            broken |= following & ~invariant != self.bdd.false
-            frontier = following & invariant
             if progress and self.depth % 8 == 7:
                 states = self.count(self.reached)
                 rate = states / (time.perf_counter() - start) / 1e6
