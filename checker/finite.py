@@ -130,6 +130,11 @@ def slots(instance: Instance) -> tuple[tuple[Symbol, tuple[int, ...]], ...]:
     return tuple(_Compiler(instance).slots)
 
 
+def initial_states(instance: Instance) -> tuple[State, ...]:
+    """The initial states, as `compile_instance` has them: nothing else is compiled here."""
+    return tuple(_Compiler(instance)._initial())
+
+
 def compile_instance(instance: Instance) -> Compiled:
     return _Compiler(instance).compile()
 

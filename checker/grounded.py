@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Final
 
-from kvclaims.checker.finite import Instance, State, compile_instance
+from kvclaims.checker.finite import Instance, State, initial_states
 from kvclaims.spec.interface import BadOperation
 from kvclaims.spec.language import (
     BOOL,
@@ -565,7 +565,7 @@ class _Reader:
         """What the slots can hold from the initial states on, value by value, within `box`."""
         lows = [lo for lo, _ in self.nodes.bounds]
         steps = list(self._steps())
-        starts = compile_instance(self.instance).initial
+        starts = initial_states(self.instance)
         for slot, most in self._counted(steps):
             top = max((state[slot] for state in starts), default=0) + most
             box = _restrict(box, slot, _between(0, top - lows[slot])) or box

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvclaims.checker.finite import Instance, State, compile_instance
+from kvclaims.checker.finite import Instance, State, initial_states
 from kvclaims.checker.grounded import Grounded, Node, Step, Value, ground
 from kvclaims.spec.interface import BadOperation
 
@@ -43,7 +43,7 @@ def promela(instance: Instance, *, check: bool = True) -> str:
 
     Raises BadOperation where a counter has no bounds or a domain has more than 256 values.
     """
-    return "\n".join(_lines(ground(instance), compile_instance(instance).initial, check)) + "\n"
+    return "\n".join(_lines(ground(instance), initial_states(instance), check)) + "\n"
 
 
 def _lines(grounded: Grounded, initial: Sequence[State], check: bool) -> Iterator[str]:
@@ -162,9 +162,7 @@ def count_with_spin(
         said, seconds = _search(place)
     return SpinCount(
         states=_number(r"(\d+) states, stored", said) - 1,
-        transitions=_number(r"(\d+) transitions", said)
-        - 1
-        - len(compile_instance(instance).initial),
+        transitions=_number(r"(\d+) transitions", said) - 1 - len(initial_states(instance)),
         errors=_number(r"errors: (\d+)", said),
         seconds=seconds,
         whole_seconds=time.perf_counter() - start,

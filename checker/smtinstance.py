@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from kvclaims.checker.finite import Instance, State, compile_instance
+from kvclaims.checker.finite import Instance, State, initial_states
 from kvclaims.checker.grounded import Grounded, Node, Step, Value, ground
 
 SIGNS: Final = {"and": "and", "or": "or", "le": "<=", "eq": "="}
@@ -21,7 +21,7 @@ SIGNS: Final = {"and": "and", "or": "or", "le": "<=", "eq": "="}
 def smt_of_instance(instance: Instance) -> str:
     """The file's text.  Raises BadOperation where a counter of the machine has no bounds."""
     grounded = ground(instance)
-    return "\n".join(_lines(grounded, compile_instance(instance).initial)) + "\n"
+    return "\n".join(_lines(grounded, initial_states(instance))) + "\n"
 
 
 def queries(instance: Instance) -> int:

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from kvclaims.checker.explore import ExploreReport
-from kvclaims.checker.finite import Instance, compile_instance
+from kvclaims.checker.finite import Instance, initial_states
 from kvclaims.checker.grounded import Grounded, Node, Step, Value, ground, inside
 from kvclaims.checker.native import LeftDomain, explore_native
 from kvclaims.checker.verdicts import Progress
@@ -297,7 +297,7 @@ class _Search:
 
     def _initial(self) -> tuple[Set, bool]:
         states, outside = self.bdd.false, False
-        for state in compile_instance(self.grounded.instance).initial:
+        for state in initial_states(self.grounded.instance):
             if not inside(self.grounded.slots, state):
                 outside = True
                 continue

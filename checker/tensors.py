@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from kvclaims.checker.explore import ExploreReport
-from kvclaims.checker.finite import Instance, compile_instance
+from kvclaims.checker.finite import Instance, initial_states
 from kvclaims.checker.grounded import Grounded, Node, Step, Value, ground, inside
 from kvclaims.checker.machinecode import Layout, layout
 from kvclaims.checker.native import LeftDomain, Way, explore_native
@@ -269,7 +269,7 @@ class _Search:
 
     def _initial(self) -> Tensor:
         codes = []
-        for state in compile_instance(self.grounded.instance).initial:
+        for state in initial_states(self.grounded.instance):
             if inside(self.where.slots, state):
                 codes.append(self.where.encode(state))
             else:
