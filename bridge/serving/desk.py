@@ -15,6 +15,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from heapq import nlargest
 from typing import Any, Final
 
 from kvclaims.bridge.serving.settings import Settings
@@ -242,14 +243,15 @@ class Desk:
         return Answer(200, {**body, **self._tier(), **self._tier_of(who.owner)})
 
     def _op_verdict(self, who: Who, message: Mapping[str, Any]) -> Answer:
-        """Why the request of this (external) id was turned away, if it was."""
+        """Why the request of this (external) id was turned away, if it was.  It is told once: the
+        id may come again."""
         wanted = re.compile(
             rf"(\d+_)?[a-z]+-{re.escape(str(message.get('request')))}(-\d+)?(-[0-9a-f]{{8}})?"
         )
-        for request_id in reversed(self._refusals):
-            if wanted.fullmatch(request_id):
-                return Answer(200, self._describe(self._refusals[request_id], who))
-        raise BadClaim("no such request was refused", 404)
+        refused = [self._refusals.pop(r) for r in list(self._refusals) if wanted.fullmatch(r)]
+        if not refused:
+            raise BadClaim("no such request was refused", 404)
+        return Answer(200, self._describe(refused[-1], who))
 
     def _op_stats(self, *_: Any) -> Answer:
         return Answer(200, self.stats())
@@ -428,6 +430,8 @@ class Desk:
         label = self._label
         tally = self.tally
         claims = self._claims()
+        in_force = (claim for claim in claims if claim.responsible)
+        largest = nlargest(_MOST_LISTED, in_force, key=lambda claim: claim.footprint)
         states = Counter(r.state for r in self.enforcer.requests.records.values())
         return {
             **self._numbers(),
@@ -445,9 +449,8 @@ class Desk:
                     "covered": len(claim.cover),
                     "reserve": claim.reserve,
                 }
-                for claim in claims
-                if claim.responsible
-            ][:_MOST_LISTED],
+                for claim in largest
+            ],
             "refusals": [
                 {**label(c), "outcome": o, "count": n} for (c, o), n in tally.refusals.items()
             ],

@@ -140,7 +140,8 @@ class ClaimEnforcer(Reactions):
         """What the last judgement was made by, where nothing more follows from it (`_seen`)."""
         self._settled_with: int | None = None
         """The free blocks then, where the judgement depends on how many there are."""
-        self._refused: list[tuple[Any, Judgement]] = []
+        self._refused: list[tuple[Any, dict[str, Any]]] = []
+        """Requests that were turned away and not answered yet, with what they are to be told."""
         self._grip()
         connector = getattr(scheduler, "connector", None)
         attach = getattr(connector, "attach_claims", None)
@@ -549,9 +550,9 @@ class ClaimEnforcer(Reactions):
         with self.observer.operation():
             self._tell_verdict(record, blocked)
             if record.state == "finished":
-                self._refused.append((request, judgement))
                 if self.desk is not None:
                     self.desk.refused(request.request_id, judgement, blocked.situation)
+                self._refused.append((request, self._told(request, judgement)))
                 self.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
 
     def _tell_verdict(self, record: RequestRecord, blocked: Blocked) -> None:
@@ -594,12 +595,12 @@ class ClaimEnforcer(Reactions):
 
     def _answer_refused(self, outputs: dict[int, Any]) -> None:
         refused, self._refused = self._refused, []
-        for request, judgement in refused:
+        for request, told in refused:
             output = EngineCoreOutput(
                 request_id=request.request_id,
                 new_token_ids=[],
                 finish_reason=request.get_finished_reason(),
-                kv_transfer_params={VERDICT: self._told(request, judgement)},
+                kv_transfer_params={VERDICT: told},
             )
             known = outputs.get(request.client_index)
             if known is None:

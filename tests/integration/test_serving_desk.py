@@ -157,6 +157,47 @@ def test_text_that_cannot_be_written_is_no_text(field: str) -> None:
     assert shop.enforcer.book.claims == {}
 
 
+def test_a_verdict_is_told_once() -> None:
+    """Who reuses a request's id and fails of something else is not told what became of that one."""
+    shop = Shop()
+    shop.declare("keep", "A", 15)
+    shop.ask("cmpl-abc-0-12345678", tokens("B", 10))
+    shop.ask("cmpl-abc-1-12345679", tokens("C", 11))
+    shop.run()
+    assert shop.do("verdict", request="abc", owner="b").body["needed_blocks"] == 11
+    assert shop.do("verdict", request="abc", owner="c").status == 404
+
+
+def test_a_verdict_may_be_asked_for_before_the_request_is_answered() -> None:
+    """With steps in flight the engine core's door opens between the two."""
+    shop = Shop()
+    shop.declare("keep", "A", 15)
+    shop.ask("cmpl-abc-0-12345678", tokens("B", 10))
+    answers = shop.enforcer.answers
+
+    def asked_first(outputs: Any) -> Any:
+        shop.do("verdict", request="abc")
+        return answers(outputs)
+
+    shop.enforcer.answers = asked_first
+    shop.run()
+    told = shop.outputs["cmpl-abc-0-12345678"].kv_transfer_params["kvclaims"]
+    assert (told["outcome"], told["shortfall"]) == ("refused", 5)
+
+
+def test_of_many_claims_the_page_has_the_largest_and_names_no_others() -> None:
+    """What is not shown costs the step that it is asked between nothing."""
+    shop = Shop()
+    named: list[str] = []
+    opaque = shop.desk.opaque
+    shop.desk.opaque = lambda name: named.append(name) or opaque(name)
+    for i in range(1100):
+        shop.declare(f"c{i}", "A", 1 + (i == 1090), protection="best_effort")
+    claims = shop.desk.stats()["claims"]
+    assert (len(claims), claims[0]["footprint"], claims[1]["footprint"]) == (1000, 2, 1)
+    assert len(named) == 2000
+
+
 def test_quotas_and_the_cap_hold_at_every_step() -> None:
     shop = Shop(quotas={"a": 8}, default_quota=6, hard_share=0.6)
     assert shop.declare("one", "A", 8).status == 201

@@ -48,8 +48,12 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 
 @pytest.fixture(scope="module")
 def restarted(killed: tuple[Path, dict[str, Any]]) -> dict[str, Any]:
-    """The next engine in the same folder, with more rubbish in it."""
+    """The next engine in the same folder, with more rubbish in it, also of a second worker that
+    it does not have."""
     folder, _ = killed
+    (folder / "tier" / "0-1").mkdir()
+    for left in ("abcd.kv", "ef01.part"):
+        (folder / "tier" / "0-1" / left).write_bytes(b"a part of a block")
     (folder / "tier" / "0-0" / "abcd.kv").write_bytes(b"kvclaims copy 1\n{}\nrubbish")
     code, told = run("fail", folder)
     assert code == 0
@@ -67,8 +71,11 @@ def test_killed_while_it_writes_it_leaves_whole_copies_and_one_part(
         read_trace(folder / "recompute.jsonl")
 
 
-def test_the_next_engine_starts_with_nothing(restarted: dict[str, Any]) -> None:
+def test_the_next_engine_starts_with_nothing(
+    killed: tuple[Path, dict[str, Any]], restarted: dict[str, Any]
+) -> None:
     assert restarted["left"] == ["in-use"]
+    assert [path.name for path in (killed[0] / "tier" / "0-1").iterdir()] == ["in-use"]
     assert restarted["claim"] == "accepted"
 
 
