@@ -349,7 +349,8 @@ class _Run:
             "leading_tokens": served.leading_tokens,
             "output_error": None if off is None else round(off, 2),
         }
-        return report.measured, report.largest_bound
+        is_bounded = report.measured is Fidelity.BOUNDED_LOSS
+        return report.measured, report.largest_bound if is_bounded else None
 
     def _watch(self, runtime: Runtime) -> None:
         try:

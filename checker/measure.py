@@ -72,12 +72,12 @@ class Evidence:
         return {"name": self.name, "shows": self.shows, "says": self.says, **self.figures}
 
 
-ALWAYS: Final = ("model", "identity", "loss", "cut", "source", "lengths", "again")
+ALWAYS: Final = ("model", "identity", "loss", "cut", "source", "spoilt", "lengths", "again")
 """The evidence that every class stands on."""
 
 NEEDED: Final[Mapping[Fidelity, tuple[str, ...]]] = {
     Fidelity.EXACT: (*ALWAYS, "bits", "prefix", "held", "device"),
-    Fidelity.RESTORABLE: (*ALWAYS, "bits", "prefix", "held", "tier", "spoilt"),
+    Fidelity.RESTORABLE: (*ALWAYS, "bits", "prefix", "held", "tier"),
     Fidelity.POSITION_INDEPENDENT: (*ALWAYS, "rotation", "context"),
     Fidelity.BOUNDED_LOSS: (*ALWAYS, "bound", "prefix", "attention"),
     Fidelity.LOSSY: (*ALWAYS, "attention", "place"),
@@ -186,7 +186,8 @@ class MechanismReport:
             return Lowering.REJECTED
         if any(name not in found for name in self.rests_on):
             return Lowering.UNKNOWN
-        exact = found.get("bits") or (found.get("whole") and found.get("same output"))
+        kv_is_exact = found.get("bits") or self.served.leading_tokens is None
+        exact = kv_is_exact and found.get("same output")
         return Lowering.NATIVE if exact else Lowering.APPROXIMATE
 
     @property
@@ -392,18 +393,23 @@ class Bench:
     def output_error(self, loaded: Loaded, before: tuple[int, ...] = ()) -> float:
         """The largest difference that any query sees in its attention output behind `before`,
         relative to it."""
-        worst = 0.0
+        return max(_off(*pair) for pair in self._answers(loaded, before))
+
+    def _answers(self, loaded: Loaded, before: tuple[int, ...]) -> Iterator[tuple[Any, Any]]:
+        """What each query sees, and what it should: of an object that answers and serves KV as
+        well both count."""
+        whole = self.model.kv(self.tokens, before)
         for query in self.queries:
-            truth = self.model.output(query, self.tokens, before)
-            if loaded.output is not None:
-                served = loaded.output(query)
-            else:
-                there = loaded.present
-                served = self.model.attend(
-                    query, loaded.keys[:, :, there], loaded.values[:, :, there]
-                )
-            worst = max(worst, _known(float((served - truth).norm() / truth.norm())))
-        return worst
+            seen = None
+            if loaded.keys is not None:
+                kv = (tensor[:, :, loaded.present] for tensor in (loaded.keys, loaded.values))
+                seen = self.model.attend(query, *kv)
+            if loaded.output is None:
+                yield seen, self.model.output(query, self.tokens, before)
+                continue
+            yield loaded.output(query), self.model.output(query, self.tokens, before)
+            if seen is not None:
+                yield seen, self.model.attend(query, *whole)
 
     def would_be_served(self) -> Served:
         """What a reader gets who asks for more than there is."""
@@ -424,8 +430,10 @@ def _difference(served: Any, truth: Any) -> Any:
     return error.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
-def _known(error: float) -> float:
-    """An error that is no number is without end: it compares with nothing, so it hides."""
+def _off(served: Any, truth: Any) -> float:
+    """The size of a difference, relative to the truth.  One that is no number is without end: it
+    compares with nothing, so it hides."""
+    error = float((served - truth).norm() / truth.norm())
     return float("inf") if error != error else error
 
 
@@ -522,7 +530,7 @@ def _differing(own: Stored, other: Stored) -> list[str]:
         for name in names
         if name not in own.parts
         or name not in other.parts
-        or not _alike(own.parts[name], other.parts[name])
+        or not provenance.hold_the_same(own.parts[name], other.parts[name])
     )
 
 
@@ -621,26 +629,37 @@ def _prefix(bench: Bench) -> Evidence:
 
 
 def _cut(bench: Bench) -> Evidence:
-    """Asked for its first blocks alone, is it the beginning of what is served whole, or nothing
-    (P5)?"""
-    wrong, declined = [], 0
-    for blocks in range(1, bench.blocks):
-        loaded = bench.mechanism.load(bench.stored, blocks=blocks)
-        if loaded.declined:
-            declined += 1
-        elif not _is_beginning(bench, loaded, blocks):
-            wrong.append(blocks)
+    """Asked for its first blocks alone, here or behind another prefix, is it the beginning of what
+    is served whole, or nothing (P5)?"""
+    wrong, declined = _no_beginnings(bench, ())
+    elsewhere, _ = _no_beginnings(bench, ELSEWHERE)
     served = bench.blocks - 1 - declined
     says = f"{served} of {bench.blocks - 1} beginnings are served, the others declined"
-    if wrong:
-        says += f"; something else for the first {', '.join(map(str, wrong))} blocks"
-    return Evidence("", not wrong, says, {"declined": declined, "wrong": wrong})
+    for where, blocks in (("", wrong), (f"after {len(ELSEWHERE)} other tokens ", elsewhere)):
+        if blocks:
+            says += f"; {where}something else for the first {_listed(blocks)} blocks"
+    figures = {"declined": declined, "wrong": wrong, "wrong_elsewhere": elsewhere}
+    return Evidence("", not wrong and not elsewhere, says, figures)
 
 
-def _is_beginning(bench: Bench, loaded: Loaded, blocks: int) -> bool:
-    """Whether `loaded` is the first `blocks` blocks of what is served whole; what only answers has
-    no beginning."""
-    whole, part = bench.seen, bench.case.seen(loaded)
+def _no_beginnings(bench: Bench, before: tuple[int, ...]) -> tuple[list[int], int]:
+    """For how many first blocks something else is served behind `before` than of the whole, and how
+    often nothing is."""
+    whole = bench.case.seen(bench.mechanism.load(bench.stored, before))
+    wrong, declined = [], 0
+    for blocks in range(1, bench.blocks):
+        loaded = bench.mechanism.load(bench.stored, before, blocks)
+        if loaded.declined:
+            declined += 1
+        elif not _is_beginning(bench, whole, loaded, blocks):
+            wrong.append(blocks)
+    return wrong, declined
+
+
+def _is_beginning(bench: Bench, whole: provenance.Seen, loaded: Loaded, blocks: int) -> bool:
+    """Whether `loaded` is the first `blocks` blocks of the whole; what only answers has no
+    beginning."""
+    part = bench.case.seen(loaded)
     if whole.keys is None or whole.answers is not None or part.answers is not None:
         return False
     end = blocks * bench.model.block
@@ -685,15 +704,6 @@ def _query(bench: Bench) -> Evidence:
         else "any query stores the same"
     )
     return Evidence("", not differing, says, {"differing": differing})
-
-
-def _alike(one: Part, other: Part) -> bool:
-    """Whether two parts hold the same, in memory or in files."""
-    if one.tensor is not None and other.tensor is not None:
-        return provenance.same(one.tensor, other.tensor)
-    if one.path is not None and other.path is not None:
-        return one.path.read_bytes() == other.path.read_bytes()
-    return False
 
 
 def _identity(bench: Bench) -> Evidence:
@@ -746,6 +756,9 @@ def _loss(bench: Bench) -> Evidence:
             declined += 1
         elif not _as_before(bench, loaded):
             wrong.append(name)
+    bare = bench.mechanism.load(replace(bench.stored, parts={}))
+    if not bare.declined and not _as_before(bench, bare):
+        wrong.append("all of them")
     total = len(bench.stored.parts)
     return Evidence(
         "",
@@ -762,7 +775,7 @@ def _as_before(bench: Bench, loaded: Loaded) -> bool:
 
 def _leans(bench: Bench) -> Evidence | None:
     """Which parts carry more than one block: their loss breaks all that lean on them."""
-    if bench.served.keys is None or any(p.tensor is None for p in bench.stored.parts.values()):
+    if bench.served.keys is None:
         return None
     shared = _carrying(bench)
     most = max(shared.values(), default=1)
@@ -779,17 +792,28 @@ def _carrying(bench: Bench) -> dict[str, int]:
     """The parts that carry several blocks, and how many each."""
     shared = {}
     for name, part in bench.stored.parts.items():
-        if not part.tensor.is_floating_point() and not part.tensor.is_complex():
-            continue
-        parts = {**bench.stored.parts, name: replace(part, tensor=part.tensor + 0.5)}
-        loaded = bench.mechanism.load(replace(bench.stored, parts=parts))
-        if loaded.declined:
-            continue
-        moved = (loaded.keys != bench.served.keys) | (loaded.values != bench.served.values)
-        tokens = moved.any(-1).any(0).any(0).nonzero().flatten() // bench.model.block
-        if len(tokens.unique()) > 1:
-            shared[name] = len(tokens.unique())
+        with _disturbed(bench, name, part) as stored:
+            loaded = bench.mechanism.load(stored)
+            blocks = (
+                [] if loaded.declined else bench.case.moved(bench.seen, bench.case.seen(loaded))
+            )
+        if len(blocks) > 1:
+            shared[name] = len(blocks)
     return shared
+
+
+@contextmanager
+def _disturbed(bench: Bench, name: str, part: Part) -> Iterator[Stored]:
+    """The object with other numbers in one part, or what another prompt has in a file there; as it
+    is where a part holds no numbers that could be a little other."""
+    if part.tensor is None:
+        with provenance.overwritten(name, part, bench.case.other.parts):
+            yield bench.stored
+    elif part.tensor.is_floating_point() or part.tensor.is_complex():
+        changed = replace(part, tensor=part.tensor + 0.5)
+        yield replace(bench.stored, parts={**bench.stored.parts, name: changed})
+    else:
+        yield bench.stored
 
 
 def _whole(bench: Bench) -> Evidence:
@@ -802,14 +826,18 @@ def _whole(bench: Bench) -> Evidence:
         ).declined
         for name in bench.stored.parts
     )
+    idle = [] if bench.served.declined else provenance.idle(bench.case)
     says = "declined for any beginning alone"
     if alone:
         says = f"served alone: the first {', '.join(map(str, alone))} of {bench.blocks} blocks"
+    says += f"; {'every part is' if needed else 'not every part is'} needed"
+    if idle:
+        says += f"; it does not matter what {', '.join(idle)} hold"
     return Evidence(
         "",
-        not alone and needed and not bench.served.declined,
-        f"{says}; {'every part is' if needed else 'not every part is'} needed",
-        {"prefix_served": bool(alone), "all_needed": needed},
+        not alone and needed and not idle and not bench.served.declined,
+        says,
+        {"prefix_served": bool(alone), "all_needed": needed, "idle": idle},
     )
 
 
@@ -861,33 +889,34 @@ def _kinds(loaded: Loaded) -> str:
     return ", ".join(f"{number} blocks {kind}" for kind, number in kinds.items()) or "nothing"
 
 
-def _spoilt(bench: Bench) -> Evidence | None:
-    """Is a file with one wrong byte ever served, or said to have been?  What is computed in its
-    place is not restored (O3)."""
+def _spoilt(bench: Bench) -> Evidence:
+    """Is a file that was spoilt ever served, or said to have been?  What is computed in its place
+    is not restored (O3)."""
     files = [name for name, part in bench.stored.parts.items() if part.path is not None]
     if not files:
-        return None
-    served, invented = [], []
+        return Evidence("", True, "no part is a file", {"files": 0})
+    served: dict[str, None] = {}
+    invented: dict[str, None] = {}
     for name in files:
         stored = bench.store()
-        rest = {key: part for key, part in stored.parts.items() if key != name}
-        tier = str(stored.parts[name].tier)
-        before = _restored(bench, stored, tier)
-        is_read = _restored(bench, replace(stored, parts=rest), tier) < before
-        _spoil(stored.parts[name])
-        loaded = bench.mechanism.load(stored)
-        if not loaded.declined and not _as_before(bench, loaded):
-            served.append(name)
-        if is_read and _restored(bench, stored, tier) >= before:
-            invented.append(name)
+        part = stored.parts[name]
+        rest = {key: other for key, other in stored.parts.items() if key != name}
+        before = _restored(bench, stored, part.tier)
+        is_read = _restored(bench, replace(stored, parts=rest), part.tier) < before
+        for _ in _spoilt_ways(part):
+            loaded = bench.mechanism.load(stored)
+            if not loaded.declined and not _as_before(bench, loaded):
+                served[name] = None
+            if is_read and loaded.provenance.count(part.tier) >= before:
+                invented[name] = None
     says = f"served wrong from {', '.join(served)}" if served else "none was served"
     if invented:
         says += f"; said to be from {', '.join(invented)}, which cannot be read"
     return Evidence(
         "",
         not served and not invented,
-        f"{len(files)} files with one wrong byte each: {says}",
-        {"files": len(files), "served_wrong": served, "invented": invented},
+        f"{len(files)} files, each with a wrong byte, with a wrong end and cut short: {says}",
+        {"files": len(files), "served_wrong": [*served], "invented": [*invented]},
     )
 
 
@@ -896,11 +925,16 @@ def _restored(bench: Bench, stored: Stored, tier: str) -> int:
     return bench.mechanism.load(stored).provenance.count(tier)
 
 
-def _spoil(part: Part) -> None:
+def _spoilt_ways(part: Part) -> Iterator[None]:
+    """The file of a part spoilt in one way after another, and right again in the end."""
     assert part.path is not None
-    whole = bytearray(part.path.read_bytes())
-    whole[len(whole) // 2] ^= 1
-    part.path.write_bytes(bytes(whole))
+    own = part.path.read_bytes()
+    for at in (len(own) // 2, len(own) - 1):
+        part.path.write_bytes(own[:at] + bytes((own[at] ^ 1,)) + own[at + 1 :])
+        yield
+    part.path.write_bytes(own[: len(own) // 2])
+    yield
+    part.path.write_bytes(own)
 
 
 def _held(bench: Bench) -> Evidence | None:

@@ -3,7 +3,8 @@
 A profile is TOML:
 
     id = "name"            title = "…"            version = "the runtime's version"
-    engine = "vllm"                     # the engine that is run here, where one is: its probes
+    engine = "vllm"                     # the engine that is run here, where one is: its probes;
+                                        # the id is then its name, or begins with it: vllm-mine
 
     [[mode]]
     protection = "soft_priority"        depth = "policy"           # deepest adapter used
@@ -137,6 +138,10 @@ def _read(source: Traversable, folder: Traversable) -> Profile:
     if not isinstance(modes, list) or not modes:
         raise reader.wrong("needs at least one [[mode]]")
     engine = reader.text(top, "engine", "profile") if "engine" in top else None
+    if engine is not None and name != engine and not name.startswith(f"{engine}-"):
+        raise reader.wrong(
+            f"runs of {engine} say nothing of {name!r}: its id is {engine}, or {engine}-something"
+        )
     read = tuple(reader.mode(mode) for mode in modes)
     for (protection, depth), count in Counter((m.protection, m.depth) for m in read).items():
         if count > 1:

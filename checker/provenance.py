@@ -100,6 +100,22 @@ def untrue(case: Case, before: Sequence[int]) -> list[str]:
     ]
 
 
+def idle(case: Case) -> list[str]:
+    """The parts that could as well hold what another prompt has there: nothing that is served would
+    be other."""
+    whole = case.seen(case.mechanism.load(case.stored))
+    found = []
+    for name, part in case.stored.parts.items():
+        other = case.other.parts.get(name)
+        if other is not None and hold_the_same(part, other):
+            continue
+        with overwritten(name, part, case.other.parts):
+            loaded = case.mechanism.load(case.stored)
+            if not loaded.declined and not case.moved(whole, case.seen(loaded)):
+                found.append(name)
+    return found
+
+
 class _Found:
     """Which blocks turn out different when something is changed."""
 
@@ -116,7 +132,7 @@ class _Found:
         with _other_weights(case.mechanism.model):
             self._computed = changed()
         for name, part in case.stored.parts.items():
-            with _overwritten(name, part, case.other.parts):
+            with overwritten(name, part, case.other.parts):
                 blocks = changed()
             if blocks is None:
                 self._asked.add(part.tier)
@@ -150,8 +166,17 @@ def alike(one: Any, other: Any) -> bool:
     return bool(one.shape == other.shape and one.dtype == other.dtype)
 
 
+def hold_the_same(one: Part, other: Part) -> bool:
+    """Whether two parts hold the same, in memory or in files."""
+    if one.tensor is not None and other.tensor is not None:
+        return same(one.tensor, other.tensor)
+    if one.path is not None and other.path is not None:
+        return one.path.read_bytes() == other.path.read_bytes()
+    return False
+
+
 @contextmanager
-def _overwritten(name: str, part: Part, others: Mapping[str, Part]) -> Iterator[None]:
+def overwritten(name: str, part: Part, others: Mapping[str, Part]) -> Iterator[None]:
     """The bytes of another object's part where those of this one lie.  ValueError where it has no
     such part."""
     other = others.get(name)

@@ -168,6 +168,10 @@ class PoolConfig:
             raise BadOperation(
                 "token_budget, host_blocks and drafts count from 0, in_flight from 1"
             )
+        if self.bound is not None and (
+            self.fidelity is not Fidelity.BOUNDED_LOSS or not 0 <= self.bound < math.inf
+        ):
+            raise BadOperation("the bound of a pool is 0 or more, and goes with bounded_loss")
         if self.connector not in (0, 1, 2):
             raise BadOperation("a connector is 0 (none), 1 (loads) or 2 (sends as well)")
         if self.usable <= 0 or self.block_size <= 0 or self.defer_limit < 0:

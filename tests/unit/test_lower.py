@@ -963,6 +963,32 @@ def test_a_profile_that_makes_no_sense_is_one_clear_line(
         profiles.load(str(path))
 
 
+@pytest.mark.parametrize(
+    ("name", "engine", "fits"),
+    [
+        ("tensorrt-llm", "reference", False),
+        ("vllmish", "vllm", False),
+        ("vllm", "vllm", True),
+        ("vllm-of-mine", "vllm", True),
+    ],
+)
+def test_the_runs_of_an_engine_speak_of_no_runtime_of_another_name(
+    tmp_path: Path, name: str, engine: str, fits: bool
+) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(
+        f"id = '{name}'\ntitle = 'x'\nversion = '1'\nengine = '{engine}'\n[[mode]]\n"
+        "protection = 'best_effort'\ndepth = 'none'\nclaims = 'unknown'\n",
+        encoding="utf-8",
+    )
+    if fits:
+        assert profiles.load(str(path)).engine == engine
+        return
+    says = f"x.toml: runs of {engine} say nothing of {name!r}: its id is {engine}, or {engine}-"
+    with pytest.raises(BadOperation, match=says):
+        profiles.load(str(path))
+
+
 def test_an_unknown_profile_names_those_there_are() -> None:
     with pytest.raises(BadOperation, match="no profile 'nonsense' \\(known: dynamo, "):
         profiles.load("nonsense")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -245,7 +245,7 @@ class Forgetful(Capsules):
 
     def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
         parts = dict(stored.parts)
-        if "recurrent" not in parts:
+        if "recurrent" not in parts and "window" in parts:
             window = parts["window"].tensor
             parts["recurrent"] = replace(parts["window"], tensor=torch.zeros_like(window[0]))
         return super().load(replace(stored, parts=parts), before, blocks)
@@ -255,6 +255,59 @@ def test_a_capsule_served_without_a_component_is_rejected() -> None:
     report = m.measure(Forgetful())
     assert report.lowering is Lowering.REJECTED
     assert report.verdict is Verdict.VIOLATED
+
+
+class Mute(Capsules):
+    """Serves the KV of a capsule, and nothing of its recurrent state."""
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        return replace(super().load(stored, before, blocks), output=None)
+
+
+def test_a_component_that_nothing_is_served_from_is_found() -> None:
+    whole = evidence(m.measure(Mute()), "whole")
+    assert not whole.shows
+    assert whole.says.endswith("; it does not matter what recurrent, window hold")
+
+
+class Crossed(Capsules):
+    """Answers as it should, and takes keys for values where it serves them."""
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        loaded = super().load(stored, before, blocks)
+        return replace(loaded, keys=loaded.values, values=loaded.keys)
+
+
+def test_an_answer_does_not_excuse_what_is_served_beside_it() -> None:
+    report = m.measure(Crossed())
+    assert evidence(report, "whole").shows
+    assert not evidence(report, "attention").shows
+    assert report.lowering is Lowering.REJECTED
+
+
+class Blurred(Capsules):
+    """Answers as it should, and serves keys and values that are nearly right."""
+
+    def load(self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None) -> Loaded:
+        loaded = super().load(stored, before, blocks)
+        return loaded if loaded.declined else replace(loaded, keys=loaded.keys * 1.001)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_what_is_native_is_exact_in_all_that_is_served(
+    reports: dict[str, m.MechanismReport], name: str
+) -> None:
+    if EXPECTED[name][1] is not Lowering.NATIVE:
+        return
+    for missing in ("bits", "same output"):
+        rest = tuple(e for e in reports[name].evidence if e.name != missing)
+        less = replace(reports[name], evidence=rest)
+        assert less.lowering in (Lowering.UNKNOWN, Lowering.APPROXIMATE), missing
+
+
+def test_a_capsule_whose_keys_are_nearly_right_is_approximate() -> None:
+    report = m.measure(Blurred())
+    assert (report.measured, report.lowering) == (Fidelity.STATE, Lowering.APPROXIMATE)
 
 
 class Overconfident(TwoBits):
@@ -306,6 +359,38 @@ def test_a_spoilt_file_that_is_served_is_rejected() -> None:
     report = m.measure(Trusting())
     assert not evidence(report, "spoilt").shows
     assert report.lowering is Lowering.REJECTED
+
+
+@pytest.mark.parametrize(
+    "overlooked",
+    [lambda now, own: now[:-1] == own[:-1], lambda now, own: own.startswith(now)],
+    ids=["the last byte", "the end is missing"],
+)
+def test_a_file_that_is_checked_in_part_is_found(overlooked: Any) -> None:
+    class Careless(FileOffload):
+        """Looks at its files, and overlooks something."""
+
+        _own: ClassVar[dict[Path, bytes]] = {}
+
+        def store(self, tokens: Sequence[int], query: Any, folder: Path) -> Stored:
+            stored = super().store(tokens, query, folder)
+            self._own.update({p.path: p.path.read_bytes() for p in stored.parts.values() if p.path})
+            return stored
+
+        def load(
+            self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None
+        ) -> Loaded:
+            loaded = super().load(stored, before, blocks)
+            files = [part.path for part in stored.parts.values() if part.path]
+            now = [(path.read_bytes(), self._own[path]) for path in files]
+            wrong = [pair for pair in now if pair[0] != pair[1]]
+            if before or len(files) < 6 or not wrong or not all(overlooked(*p) for p in wrong):
+                return loaded
+            keys, values = self.model.kv(stored.tokens)
+            return Loaded(keys + 1, values, torch.ones(96, dtype=torch.bool), ("file",) * 6)
+
+    spoilt = found_out(Careless(), "spoilt")
+    assert len(spoilt.figures["served_wrong"]) == 6
 
 
 def served_as(mechanism: type[Any], change: Any) -> Any:
@@ -1353,6 +1438,73 @@ def test_a_part_that_is_not_the_beginning_of_the_whole_is_found(mechanism: Any) 
     report = m.measure(LastBlocks())
     assert evidence(report, "cut").figures["wrong"] == [1, 2, 3, 4, 5]
     assert (report.measured, report.lowering) == (None, Lowering.REJECTED)
+
+
+@pytest.mark.parametrize("mechanism", [Facts, VectorQuantization])
+def test_a_part_behind_another_prefix_is_a_beginning_as_well(mechanism: Any) -> None:
+    class Unmoving(mechanism):  # type: ignore[misc]
+        """Turns what it serves whole, and forgets to turn a part."""
+
+        def load(
+            self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None
+        ) -> Loaded:
+            return super().load(stored, before if blocks is None else (), blocks)
+
+    says = found_out(Unmoving(), "cut").says
+    assert says.endswith(
+        "; after 32 other tokens something else for the first 1, 2, 3, 4, 5 blocks"
+    )
+
+
+def test_a_part_of_what_is_declined_behind_another_prefix_is_declined() -> None:
+    class Lenient(PersistentReader):
+        def load(
+            self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None
+        ) -> Loaded:
+            return super().load(stored, before if blocks is None else (), blocks)
+
+    assert "after 32 other tokens something else" in found_out(Lenient(), "cut").says
+
+
+def test_what_is_served_when_all_is_gone_is_found() -> None:
+    class Undead(PersistentReader):
+        def load(self, stored: Stored, *more: Any, **options: Any) -> Loaded:
+            if stored.parts:
+                return super().load(stored, *more, **options)
+            zeros = torch.zeros_like(self.model.kv(stored.tokens)[0])
+            present = torch.ones(len(stored.tokens), dtype=torch.bool)
+            return Loaded(zeros, zeros, present, ("device",) * 6)
+
+    assert found_out(Undead(), "loss").says.endswith("; served wrong without all of them")
+
+
+def test_a_file_that_carries_several_blocks_is_found() -> None:
+    class OneFile(FileOffload):
+        """Keeps all blocks in one file, and says nothing of what leans on it."""
+
+        def store(self, tokens: Sequence[int], query: Any, folder: Path) -> Stored:
+            publish(folder / "whole", *self.model.kv(tokens))
+            parts = {"whole": Part(Tier.FILE, path=folder / "whole")}
+            own = FileOffload().begin(tokens, folder).identity
+            return Stored(tuple(tokens), parts, identity=own)
+
+        def load(
+            self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None
+        ) -> Loaded:
+            declined = super().load(stored, before, blocks).declined
+            whole = read(stored.parts["whole"].path) if "whole" in stored.parts else None
+            if before or "another" in declined or whole is None:
+                return Loaded(declined=declined or "gone")
+            end = len(stored.tokens) if blocks is None else min(16 * blocks, len(stored.tokens))
+            keys, values = (tensor[:, :, :end] for tensor in whole)
+            said = ("file",) * -(-end // 16)
+            return Loaded(keys, values, torch.ones(end, dtype=torch.bool), said)
+
+    report = m.measure(OneFile())
+    assert evidence(report, "leans").figures["shared"] == {"whole": 6}
+    assert (report.measured, report.lowering) == (None, Lowering.REJECTED)
+    declared = replace(report.declaration, leans=True)
+    assert replace(report, declaration=declared).lowering is Lowering.NATIVE
 
 
 def test_a_capsule_that_is_served_up_to_its_middle_is_found() -> None:

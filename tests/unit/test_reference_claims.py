@@ -114,6 +114,24 @@ def test_L2_a_bound_is_a_positive_number_and_goes_with_bounded_loss(
         Predicate(PredicateKind.LEADING, 2, 0, fidelity, bound)
 
 
+@pytest.mark.parametrize(
+    ("fidelity", "bound"),
+    [
+        (Fidelity.EXACT, 1.0),
+        (Fidelity.LOSSY, 0.0),
+        (Fidelity.BOUNDED_LOSS, -1.0),
+        (Fidelity.BOUNDED_LOSS, float("nan")),
+        (Fidelity.BOUNDED_LOSS, float("inf")),
+    ],
+)
+def test_L2_what_survives_within_a_bound_is_within_one_that_bounds(
+    fidelity: Fidelity, bound: float
+) -> None:
+    """A pool whose errors stay below -1 would give whatever is asked."""
+    with pytest.raises(BadOperation, match="the bound of a pool is 0 or more"):
+        World(8, fidelity=fidelity, bound=bound)
+
+
 @pytest.mark.parametrize("part", [{"n": 2}, {"n": 2, "start": 1}, {"min_blocks": 1}])
 def test_L2_a_state_is_claimed_whole(part: dict[str, Any]) -> None:
     w = World(8, fidelity=Fidelity.STATE)
