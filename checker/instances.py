@@ -21,6 +21,7 @@ from kvclaims.spec.arbitration import ARBITRATION
 from kvclaims.spec.blockclaims import BLOCKCLAIMS
 from kvclaims.spec.claims import CLAIMS
 from kvclaims.spec.elastic import ELASTIC
+from kvclaims.spec.ends import ENDS
 from kvclaims.spec.events import EVENTS
 from kvclaims.spec.feasible import FEASIBLE
 from kvclaims.spec.groups import GROUPS
@@ -37,7 +38,7 @@ MACHINES: Final[dict[str, Machine]] = {
     machine.name: machine
     for machine in (
         *(CLAIMS, POOL, ADMISSION, GROUPS, ARBITRATION, WRITTEN, OWNERS, TIERS, ELASTIC, TRACE),
-        *(EVENTS, BLOCKCLAIMS, FEASIBLE),
+        *(EVENTS, ENDS, BLOCKCLAIMS, FEASIBLE),
     )
 }
 
@@ -325,6 +326,25 @@ def events(tiers: tuple[int, ...] = (0, 0), keys: int = 1) -> Instance:
     )
 
 
+def ends(
+    requests: int = 1,
+    blocks: int = 1,
+    jobs: int = 1,
+    depth: int = 1,
+    ways: tuple[int, ...] = (0, 1, 2, 3),
+) -> Instance:
+    """`jobs` steps may be in flight at once, each for `depth` rounds; `ways` are those in which a
+    request may end."""
+    return Instance(
+        ENDS,
+        {"Request": requests, "Block": blocks, "Job": jobs},
+        rigid={"depth": {(): depth}},
+        # Nobody waits that long: one more shows who would, and cuts nothing off.
+        limits={"age": depth + 1},
+        choices={"how": ways},
+    )
+
+
 PINNED: Final[dict[str, Callable[[], Instance]]] = {
     "claims": claims,
     "claims/two": lambda: claims(claims=2, generations=1, duration=1, hard=(1, 0)),
@@ -403,6 +423,11 @@ PINNED: Final[dict[str, Callable[[], Instance]]] = {
     "events": events,
     "events/tiers": lambda: events(tiers=(0, 1)),
     "events/keys": lambda: events(tiers=(0,), keys=2),
+    "ends": ends,
+    "ends/jobs": lambda: ends(jobs=2, depth=2, ways=(0,)),
+    "ends/blocks": lambda: ends(blocks=2, ways=(1,)),
+    "ends/requests": lambda: ends(requests=2, ways=(2,)),
+    "ends/at-once": lambda: ends(depth=0, ways=(3,)),
 }
 """The instances that every run covers; together they fire every action of every machine."""
 
@@ -435,6 +460,7 @@ _BUILDERS: Final[dict[str, Callable[..., Instance]]] = {
         elastic,
         trace,
         events,
+        ends,
         blockclaims,
         groups,
         arbitration,

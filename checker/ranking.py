@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvclaims.spec import admission, claims, elastic, events
+from kvclaims.spec import admission, claims, elastic, ends, events
 from kvclaims.spec.language import (
     Action,
     Machine,
@@ -39,6 +39,7 @@ RESPONSES: Final[Mapping[str, tuple[Response, ...]]] = {
     admission.ADMISSION.name: admission.RESPONSES,
     elastic.ELASTIC.name: elastic.RESPONSES,
     events.EVENTS.name: events.RESPONSES,
+    ends.ENDS.name: ends.RESPONSES,
 }
 """What must happen in the end, by machine."""
 

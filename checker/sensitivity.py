@@ -24,6 +24,7 @@ from kvclaims.checker.instances import (
     blockclaims,
     claims,
     elastic,
+    ends,
     events,
     feasible,
     groups,
@@ -88,6 +89,12 @@ ONE_MORE: Final[dict[str, dict[str, Callable[[], Instance]]]] = {
         "blocks 3": lambda: events(tiers=(0, 0, 1)),
         "tiers 3": lambda: events(tiers=(0, 2)),
         "keys 3": lambda: events(tiers=(0,), keys=3),
+    },
+    "ends": {
+        "requests 3": lambda: ends(requests=3, ways=(0,)),
+        "blocks 3": lambda: ends(blocks=3, ways=(0,)),
+        "jobs 3": lambda: ends(jobs=3, ways=(0,)),
+        "depth 3": lambda: ends(depth=3),
     },
     "groups": {
         "tokens 3": lambda: groups(blocks=3, sizes=(1,), windows=(1,), tokens=3),

@@ -18,7 +18,7 @@ from kvclaims.checker.lasso import Graph, Lasso
 from kvclaims.checker.progress import check, watched
 from kvclaims.checker.ranking import RESPONSES
 from kvclaims.checker.verdicts import Progress
-from kvclaims.spec import elastic
+from kvclaims.spec import elastic, ends
 from kvclaims.spec.language import Machine, MachineError, Update, becomes, without_guard
 from kvclaims.spec.progress import Response, Steps
 from kvclaims.spec.vocabulary import Verdict
@@ -33,6 +33,8 @@ SHOWN_ON: Final = (
     "elastic/claims",
     "events",
     "events/tiers",
+    "ends",
+    "ends/blocks",
 )
 """The pinned instances on which faults are looked at: every response is put to the test on each
 of its machine's, and a fault shows on one at least."""
@@ -161,6 +163,19 @@ BY_HAND: Final = (
         "what was put back is to be put back for ever",
         (_ANSWERED,),
         _forgets("put_back", "evicted"),
+    ),
+    Fault(
+        "ends",
+        "steps go on being sent for a request that has ended",
+        ("every end gives everything back",),
+        _instead(
+            "dispatch",
+            becomes(
+                ends.touches(ends.j, ends.r, ends.b),
+                ends.touches(ends.j, ends.r, ends.b) | ends.held(ends.r, ends.b),
+                over=(ends.r, ends.b),
+            ),
+        ),
     ),
 )
 

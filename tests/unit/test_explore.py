@@ -95,6 +95,11 @@ COUNTS = {
     "events": (2_934, 13_328),
     "events/tiers": (2_966, 13_440),
     "events/keys": (908, 3_709),
+    "ends": (75, 217),
+    "ends/jobs": (341, 1_204),
+    "ends/blocks": (81, 246),
+    "ends/requests": (369, 1_399),
+    "ends/at-once": (12, 27),
 }
 
 

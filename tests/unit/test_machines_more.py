@@ -18,7 +18,7 @@ from kvclaims.checker.explore import (
 from kvclaims.checker.finite import Instance, compile_instance
 from kvclaims.checker.instances import PINNED
 from kvclaims.checker.prove import Prover
-from kvclaims.spec import elastic, events, owners, tiers, trace, written
+from kvclaims.spec import elastic, ends, events, owners, tiers, trace, written
 from kvclaims.spec.language import (
     TRUE,
     Machine,
@@ -36,7 +36,7 @@ from kvclaims.spec.vocabulary import RULES, Verdict
 
 MACHINES = {
     name: instances.MACHINES[name]
-    for name in ("written", "owners", "tiers", "elastic", "trace", "events")
+    for name in ("written", "owners", "tiers", "elastic", "trace", "events", "ends")
 }
 """The machines beside claims and pool."""
 
@@ -54,6 +54,7 @@ LARGER: dict[str, tuple[Instance, int, int]] = {
         15_173,
         46_650,
     ),
+    "three steps in flight": (instances.ends(jobs=3, ways=(0,)), 525, 2_260),
     "three hashes in one block": (instances.events(tiers=(0,), keys=3), 7_020, 35_363),
 }
 """One more of something than the pinned instances have: still nothing is broken."""
@@ -65,6 +66,7 @@ STATED = {
     "elastic": {"E1", "E2", "E3", "E4", "E5"},
     "trace": {"T1", "T2", "T3"},
     "events": {"B8", "B9", "B10"},
+    "ends": {"B5", "B7"},
 }
 
 
@@ -353,6 +355,18 @@ BY_HAND: dict[str, tuple[str, Callable[[], Machine], str, tuple[str, ...]]] = {
         lambda: weaker(V.EVENTS, "fail", "evicted is back", TRUE),
         "a failure leaves the state as it was",
         ("send", "land", "begin", "evict", "fail"),
+    ),
+    "an abort that nobody counts": (
+        "ends",
+        lambda: altered(ends.ENDS, "round", drop=("age",)),
+        "a round counts",
+        ("run", "take", "dispatch", "end", "round"),
+    ),
+    "rounds go on while blocks could be given back": (
+        "ends/at-once",
+        lambda: weaker(ends.ENDS, "round", "who has ended", TRUE),
+        "all is given back in time",
+        ("run", "take", "end", "round"),
     ),
 }
 """A fault, the instance that shows it, the machine with the fault, the property that breaks and

@@ -213,6 +213,11 @@ GRAPHS = {
     "events": "5cc4be3496dc4720",
     "events/tiers": "e16d32a59212fb35",
     "events/keys": "6be972c38fed6b8c",
+    "ends": "180de3e89b831233",
+    "ends/jobs": "4f7a056a89e7bc24",
+    "ends/blocks": "577e38e9b13c7fcb",
+    "ends/requests": "e0665321420fd0d6",
+    "ends/at-once": "8e10976ed45b624d",
 }
 """The reachable graphs of the machines that no runtime is compared with step by step.  What is
 killed by the graph is killed by this table."""
@@ -525,12 +530,13 @@ ROWS = {
     ("tiers", "tiers 3"): (2_074, 262),
     ("written", "keys 3"): (1_620, 51),
     ("events", "keys 3"): (7_020, 375),
+    ("ends", "requests 3"): (4_185, 6),
     ("blockclaims", "growth 4"): (8_384, 1),
 }
 """States, and situations of one element that no pinned instance shows."""
 
 
-@pytest.mark.parametrize("machine", ["claims", "tiers", "written", "events", "blockclaims"])
+@pytest.mark.parametrize("machine", ["claims", "tiers", "written", "events", "ends", "blockclaims"])
 def test_what_one_more_shows(machine: str) -> None:
     rows = list(sensitivity.sensitivity(machine, ()))
     assert len(rows) == len(ONE_MORE[machine])

@@ -73,6 +73,7 @@ OBLIGATIONS = {
     "elastic": 414,
     "trace": 199,
     "events": 133,
+    "ends": 56,
     "blockclaims": 55,
     "feasible": 88,
 }

@@ -20,6 +20,7 @@ GUARDS = {
     "elastic": 31,
     "trace": 13,
     "events": 20,
+    "ends": 7,
     "blockclaims": 13,
     "feasible": 18,
 }

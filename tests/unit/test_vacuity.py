@@ -38,7 +38,17 @@ from kvclaims.spec.language import (
 )
 from kvclaims.spec.vocabulary import Verdict
 
-SMALL = ("owners", "written", "tiers", "elastic", "trace", "events", "blockclaims", "arbitration")
+SMALL = (
+    "owners",
+    "written",
+    "tiers",
+    "elastic",
+    "trace",
+    "events",
+    "ends",
+    "blockclaims",
+    "arbitration",
+)
 """Machines whose whole table is run here; `kvclaims prove` runs that of all of them."""
 
 c = claims.c
