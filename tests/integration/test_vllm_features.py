@@ -134,6 +134,19 @@ def test_who_waits_beside_one_that_has_room_is_another_fault() -> None:
     ]
 
 
+@pytest.mark.parametrize(("usable", "broken"), [(7, True), (8, False)])
+def test_who_is_kept_from_the_room_that_is_kept_for_it_is_named(usable: int, broken: bool) -> None:
+    run = Run(usable, connector=1)
+    run("submit", request="r", content=[["A", 4]], external=1)
+    run("submit", request="other", content=[["B", 3]], external=1)
+    run("step")
+    run("load", request="r", blocks=0)
+    run("load", request="other", blocks=1)
+    found = run.supervisor.do(parse({"op": "drain"}))
+    words = "requests still wait or run after 500 steps; r, whose load failed could go on"
+    assert [one.message.partition(", if")[0] for one in found] == [words] * broken
+
+
 @pytest.mark.parametrize(("more", "state"), [(0, "loading"), (3, "waiting")])
 def test_who_was_put_aside_for_a_transfer_may_come_first(
     more: int, state: str, monkeypatch: pytest.MonkeyPatch
