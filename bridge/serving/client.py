@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from typing import Any, Final, Self
+from urllib.parse import quote, unquote
 
 from kvclaims.bridge.serving.desk import ANONYMOUS
 
@@ -38,6 +39,11 @@ def claim_args(claim_id: str, owner: str | None = None, **more: Any) -> dict[str
     return {"kvclaims": json.dumps(claim)}
 
 
+def _path(claim_id: str, *more: str) -> str:
+    """Where a claim is, whatever it is called."""
+    return "/".join(("", "claims", quote(claim_id, safe=""), *more))
+
+
 class Operations:
     """What can be done with claims, over some transport."""
 
@@ -55,7 +61,7 @@ class Operations:
 
     def inspect(self, claim_id: str) -> dict[str, Any]:
         """Phase, covered blocks, end and survivors; 404 for another owner's claim."""
-        return dict(self._do("GET", f"/claims/{claim_id}"))
+        return dict(self._do("GET", _path(claim_id)))
 
     def list(self) -> list[dict[str, Any]]:
         """The owner's claims, the youngest last; the operator's list has everybody's."""
@@ -63,15 +69,15 @@ class Operations:
 
     def renew(self, claim_id: str, duration: float) -> dict[str, Any]:
         """The claim ends `duration` seconds from now; one that has ended cannot be renewed."""
-        return dict(self._do("POST", f"/claims/{claim_id}/renew", {"duration": duration}))
+        return dict(self._do("POST", _path(claim_id, "renew"), {"duration": duration}))
 
     def demote(self, claim_id: str) -> dict[str, Any]:
         """Protection ends; content stays until it is evicted.  409 once the claim has ended."""
-        return dict(self._do("POST", f"/claims/{claim_id}/demote"))
+        return dict(self._do("POST", _path(claim_id, "demote")))
 
     def release(self, claim_id: str) -> dict[str, Any]:
         """The owner lets go of the claim.  409 once it has ended."""
-        return dict(self._do("DELETE", f"/claims/{claim_id}"))
+        return dict(self._do("DELETE", _path(claim_id)))
 
     def pool(self) -> dict[str, Any]:
         """The pool's numbers in blocks, and the owner's quota."""
@@ -134,7 +140,7 @@ class LocalClaims(Operations):
         self._owner, self._operator = owner, operator
 
     def _do(self, method: str, path: str, body: Any = None) -> Any:
-        parts = path.strip("/").split("/")
+        parts = [unquote(part) for part in path.strip("/").split("/")]
         message = {"owner": self._owner, "operator": self._operator}
         match (method, parts):
             case ("GET", ["pool"]):

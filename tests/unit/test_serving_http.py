@@ -6,11 +6,13 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvclaims.bridge.metrics import exposition
+from kvclaims.bridge.serving.client import ClaimsClient, LocalClaims
 from kvclaims.bridge.serving.http import Claims
 from kvclaims.bridge.serving.settings import Settings
 from kvclaims.bridge.serving.spans import Spans
@@ -354,3 +356,42 @@ def test_a_request_with_a_trace_context_gets_events_on_a_span_of_its_trace() -> 
     assert span.events[1].attributes["capacity_shortfall_blocks"] == 3
     assert "secret" not in str([dict(event.attributes) for event in span.events])
     assert spans._open == {}
+
+
+ODD = ["keep?", "keep?x=1", "keep#x", "../pool", "a/b", "100%41", "a b"]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_name_that_no_claim_has_is_that_of_no_other_claim(name: str) -> None:
+    """Whoever releases `keep?` has not released `keep`."""
+    paths: list[str] = []
+
+    def heard(request: Any) -> Any:
+        paths.append(request.url.path)
+        return httpx.Response(200, json={})
+
+    client = ClaimsClient("http://t", owner="a")
+    client._http = httpx.Client(
+        base_url=client._http.base_url, transport=httpx.MockTransport(heard)
+    )
+    client.release(name)
+    client.renew(name, 5)
+    assert paths == [f"/v1/kvclaims/claims/{name}", f"/v1/kvclaims/claims/{name}/renew"]
+
+
+@pytest.mark.parametrize("name", [*ODD, "a:b@c.d_e-f"])
+def test_in_one_process_it_is_the_name_that_was_given(name: str) -> None:
+    told: list[Any] = []
+
+    class Core:
+        def kvclaims(self, message: str) -> str:
+            told.append(json.loads(message))
+            return "[200, {}]"
+
+    llm = SimpleNamespace(
+        llm_engine=SimpleNamespace(engine_core=SimpleNamespace(engine_core=Core()))
+    )
+    claims = LocalClaims(llm, owner="a")
+    claims.release(name)
+    claims.demote(name)
+    assert [(t["op"], t["claim_id"]) for t in told] == [("release", name), ("demote", name)]
