@@ -75,6 +75,9 @@ class Evidence:
 ALWAYS: Final = ("model", "identity", "loss", "cut", "source", "spoilt", "lengths", "again")
 """The evidence that every class stands on."""
 
+EXACTLY: Final = ("bits", "same output")
+"""The evidence that what is served is no approximation."""
+
 NEEDED: Final[Mapping[Fidelity, tuple[str, ...]]] = {
     Fidelity.EXACT: (*ALWAYS, "bits", "prefix", "held", "device"),
     Fidelity.RESTORABLE: (*ALWAYS, "bits", "prefix", "held", "tier"),
@@ -232,6 +235,8 @@ class MechanismReport:
             mark = "needed" if item.name in self.rests_on else ""
             if not item.shows and item.name in ("query", "leans") and not self.undeclared:
                 mark = "declared"
+            elif not mark and item.name in EXACTLY and self.lowering is Lowering.NATIVE:
+                mark = "native"
             yield f"  {'yes' if item.shows else 'no ':4}{item.name:12}{mark:9}{item.says}"
         granted = [ask.asked for ask in self.asks if ask.granted]
         refused = [ask.asked for ask in self.asks if not ask.granted]
@@ -653,6 +658,9 @@ def _no_beginnings(bench: Bench, before: tuple[int, ...]) -> tuple[list[int], in
             declined += 1
         elif not _is_beginning(bench, whole, loaded, blocks):
             wrong.append(blocks)
+    every = bench.mechanism.load(bench.stored, before, bench.blocks)
+    if not every.declined and bench.case.moved(whole, bench.case.seen(every)):
+        wrong.append(bench.blocks)
     return wrong, declined
 
 

@@ -25,7 +25,17 @@ RECENT: Final = 32
 LEVELS: Final = 4
 
 
-_OWN: Final = {"model": MODEL.name, "bits": 2, "group": GROUP, "recent window": RECENT}
+def bits(levels: int) -> int:
+    """What a code of one of so many levels takes."""
+    return (levels - 1).bit_length()
+
+
+_OWN: Final = {
+    "model": MODEL.name,
+    "bits": bits(LEVELS),
+    "group": GROUP,
+    "recent window": RECENT,
+}
 
 
 class TwoBits:

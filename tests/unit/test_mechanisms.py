@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="mechanisms work on torch tensors")
 
 from kvclaims.checker import measure as m  # noqa: E402
 from kvclaims.checker import provenance, truth  # noqa: E402
+from kvclaims.reference.mechanisms import two_bits  # noqa: E402
 from kvclaims.reference.mechanisms.capsules import Capsules  # noqa: E402
 from kvclaims.reference.mechanisms.channels import PrunedChannels  # noqa: E402
 from kvclaims.reference.mechanisms.chunks import Chunks  # noqa: E402
@@ -1452,8 +1453,41 @@ def test_a_part_behind_another_prefix_is_a_beginning_as_well(mechanism: Any) -> 
 
     says = found_out(Unmoving(), "cut").says
     assert says.endswith(
-        "; after 32 other tokens something else for the first 1, 2, 3, 4, 5 blocks"
+        "; after 32 other tokens something else for the first 1, 2, 3, 4, 5, 6 blocks"
     )
+
+
+@pytest.mark.parametrize("mechanism", [PersistentReader, Capsules])
+def test_all_blocks_are_the_whole(mechanism: Any) -> None:
+    class Miscounting(mechanism):  # type: ignore[misc]
+        """Serves something else where it is asked for as many blocks as there are."""
+
+        def load(
+            self, stored: Stored, before: Sequence[int] = (), blocks: int | None = None
+        ) -> Loaded:
+            loaded = super().load(stored, before, blocks)
+            if loaded.declined or blocks is None or 16 * blocks < len(stored.tokens):
+                return loaded
+            return replace(loaded, keys=2 * loaded.keys)
+
+    assert found_out(Miscounting(), "cut").figures["wrong"] == [6]
+    assert evidence(m.measure(mechanism()), "cut").figures["wrong"] == []
+
+
+def test_the_bits_of_a_quantization_are_those_of_its_levels() -> None:
+    stored = m.find("kivi").store(m.TOKENS, None, Path())
+    codes = stored.parts["keys/0"].tensor
+    assert codes.unique().tolist() == [0, 1, 2, 3]
+    assert stored.identity["bits"] == int(codes.max()).bit_length() == 2
+    assert two_bits.bits(5) == 3
+
+
+def test_a_line_says_what_native_rests_on(reports: dict[str, m.MechanismReport]) -> None:
+    lines = list(reports["execution-state-capsules"].lines())
+    marks = {line.split()[1]: line.split()[2] for line in lines[2:-3]}
+    assert (marks["bits"], marks["whole"]) == ("native", "needed")
+    assert [line for line in lines if line.startswith("  yes same output native ")]
+    assert "native" not in " ".join(list(reports["kivi"].lines())[2:-3])
 
 
 def test_a_part_of_what_is_declined_behind_another_prefix_is_declined() -> None:
