@@ -457,6 +457,19 @@ PROPERTIES: Final = (
     ),
     Property(
         "E5",
+        "lent twice is lent once",
+        both(
+            (is_in("home") & new(is_in("home"))) >> every(x, both(act_side(x), new(act_side(x)))),
+            *(
+                (is_in(rest) & new(is_in(rest))) >> every(x, both(kv_side(x), new(kv_side(x))))
+                for rest in ("lent", "draining")
+            ),
+        ),
+        "Where the reserve is lent already, or home already, nothing that leaves it so changes a "
+        "layer: to lend or to return it again has no further effect.",
+    ),
+    Property(
+        "E5",
         "the driver is called rightly",
         ~misused(),
         "Nothing is unmapped or opened that is not mapped, nor mapped twice.",

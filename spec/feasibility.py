@@ -82,6 +82,15 @@ def judge(situation: Situation) -> Judgement:
 
     What makes sets minimal by inclusion easy to find is that ending more claims never makes the
     request fit less: `kvclaims.spec.arbitration` proves it for any number of blocks and claims.
+
+    That no set of fewer claims suffices is a question of exact counts, and is held against Z3's
+    optimum up to a bound (`kvclaims.checker.blame`: 9 claims, 14 blocks).  Why larger situations
+    bring no new case: blocks that the same claims cover count by their number alone; and of two
+    sets of claims, the blamed one and a smaller one, every claim in neither may be taken to stay
+    in force, its blocks and reserve taken off `usable`.  So a smaller set that would do shows in
+    a situation of the claims of those two sets, and 9 claims hold any two that have 9 together:
+    5 blamed where 4 others would do.  This is an argument about the rule; that the search goes
+    the same way in the smaller situation is what the comparison on random ones is for.
     """
     missing_now = max(0, situation.need - headroom(situation))
     demand = len(situation.holds) + situation.need

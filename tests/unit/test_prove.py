@@ -70,7 +70,7 @@ OBLIGATIONS = {
     "written": 175,
     "owners": 71,
     "tiers": 285,
-    "elastic": 414,
+    "elastic": 439,
     "trace": 199,
     "events": 133,
     "ends": 56,
