@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, settings, target
 from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
+from hypothesis.internal.conjecture import providers
 
 from kvclaims.checker import engines, trials
 from kvclaims.checker.baseline import Allowed, KnownFinding, allowing
@@ -101,6 +102,11 @@ PRESSURE: Final = {
     "external_load_finished": 2,
 }
 """Events that a run is steered towards, with their weight."""
+
+
+_LOOK: Final = "_get_local_constants"
+_CONSTANTS: Final = "_local_constants"
+"""Where hypothesis looks for constants, and keeps what it found."""
 
 
 class Broken(AssertionError):
@@ -648,13 +654,23 @@ def _settled_memory() -> Iterator[None]:
 
 @contextmanager
 def _own_storage() -> Iterator[None]:
-    """Hypothesis keeps files of its own; they go where nobody sees them."""
+    """Hypothesis keeps files of its own; they go where nobody sees them.
+
+    Nor does it read all source that is loaded for constants to draw: beside an engine that takes
+    more than a second, and what a seed draws would change with any byte string in the source.  A
+    version that looks for none, or in another way, is left as it is.
+    """
+    look, known = getattr(providers, _LOOK, None), getattr(providers, _CONSTANTS, None)
     with tempfile.TemporaryDirectory(prefix="kvclaims-fuzz-") as folder:
         set_hypothesis_home_dir(folder)
+        if look is not None and known is not None:
+            setattr(providers, _LOOK, lambda: known)
         try:
             yield
         finally:
             set_hypothesis_home_dir(None)
+            if look is not None:
+                setattr(providers, _LOOK, look)
 
 
 def reduced(session: _Session) -> tuple[Program, Violation]:

@@ -67,6 +67,8 @@ class Told:
 
 def judged_events(told: Told, known: Knowledge) -> Iterator[Broken]:
     """Every event of an operation that was accepted."""
+    if not told.steps and not told.events:
+        return
     yield from _counts(told)
     for event in told.events:
         judge = _JUDGES.get(event.event)

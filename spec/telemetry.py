@@ -96,10 +96,14 @@ OPTIONAL: Final[dict[str, tuple[str, ...]]] = {"trace_opened": ("engine_version"
 """Fields that an event of a kind may carry beside those: what was recorded before there were such
 stays readable."""
 
+_NEEDED: Final = {event: frozenset(fields) for event, fields in EVENTS.items()}
+
 
 def odd_fields(event: str, fields: Iterable[str]) -> list[str]:
     """The fields that a known kind of event lacks or cannot have, sorted."""
-    given, needed = set(fields), set(EVENTS[event])
+    given, needed = set(fields), _NEEDED[event]
+    if given == needed:  # as almost always: every event that is told or read comes by here
+        return []
     return sorted((needed - given) | (given - needed - set(OPTIONAL.get(event, ()))))
 
 
@@ -204,7 +208,8 @@ class Recorder:
         now = self._clock()
         if self.count and now < self._last:
             raise TraceError("time runs back")
-        told = Event(
+        told = Event.__new__(Event)  # a frozen class is filled by a call for each field, else
+        vars(told).update(
             seq=self.count,
             timestamp_ns=now,
             run_id=self.run_id,

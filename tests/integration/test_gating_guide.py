@@ -34,7 +34,7 @@ PROGRAM = Program(
         for raw in (
             {"op": "submit", "request": "r7", "content": [["A", 1]]},
             {"op": "submit", "request": "r8", "content": [["A", 2]]},
-            {"op": "drain"},
+            {"op": "step"},
         )
     ),
 )

@@ -72,7 +72,7 @@ def test_an_instance_beyond_measure_is_refused_before_it_is_built(
     def built(*_: object) -> None:
         raise AssertionError("it was built")
 
-    monkeypatch.setattr("kvclaims.checker.grounded.compile_instance", built)
+    monkeypatch.setattr("kvclaims.checker.grounded.initial_states", built)
     monkeypatch.setattr("kvclaims.checker.explore.compile_instance", built)
     for engine in ("native", "python", "symbolic"):
         assert said in fails(["explore", machine, "--set", setting, "--by", engine], capsys)
