@@ -121,8 +121,10 @@ def test_who_holds_what_was_loaded_behind_a_request_that_needs_it_is_named(
     (finding,) = (
         f for f in read_baseline(IN_PROCESS.findings).findings if f.name == "parked-ahead"
     )
-    assert finding.covers("vllm", "0.30.0", "B11", f"drain: {found[0].message}")
-    assert not finding.covers("vllm", "0.31.0", "B11", f"drain: {found[0].message}")
+    assert finding.covers("vllm", "0.30.0", "B11", f"{run.supervisor._doing}: {found[0].message}")
+    assert not finding.covers(
+        "vllm", "0.31.0", "B11", f"{run.supervisor._doing}: {found[0].message}"
+    )
 
 
 def test_who_waits_beside_one_that_has_room_is_another_fault() -> None:
