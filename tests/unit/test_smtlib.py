@@ -16,6 +16,7 @@ from kvclaims.checker import cli, induction, solvers
 from kvclaims.checker.induction import Prover, Shown
 from kvclaims.checker.instances import MACHINES
 from kvclaims.checker.prove import Ways, obligations, prove, prove_machine
+from kvclaims.checker.ranking import ranking_obligations
 from kvclaims.checker.smtlib import MANIFEST, obligation_file
 from kvclaims.checker.solvers import CVC5, Z3, Answer, Reply, ask_cvc5
 from kvclaims.spec.blockclaims import BLOCKCLAIMS
@@ -75,7 +76,11 @@ def test_emitted_files_are_read_again_and_unsatisfiable(emitted: Path, machine: 
 @pytest.mark.parametrize("machine", SAMPLE)
 def test_the_manifest_names_every_obligation(emitted: Path, machine: str) -> None:
     entries = [e for e in _entries(emitted / machine) if e["kind"] == "obligation"]
-    asked = [*obligations(MACHINES[machine], SAMPLE[machine])]
+    ranked = ranking_obligations([MACHINES[machine]], SAMPLE[machine])
+    asked = [
+        *obligations(MACHINES[machine], SAMPLE[machine]),
+        *((prop, action) for _, prop, action in ranked),
+    ]
     assert [(e["property"], e["action"]) for e in entries] == [(p.name, a) for p, a in asked]
     assert {e["rule"] for e in entries} == {SAMPLE[machine]}
     for entry, (prop, action) in zip(entries, asked, strict=True):
