@@ -265,6 +265,23 @@ class Runner:
             yield "B5", self._nowhere(group, work, work.end - 1, "computes")
             return
         self._put(group, block, 0, work.text.after(work.end))
+        if saved := self._saved(group, work):
+            kept, tokens = saved
+            self._put(group, kept, 0, work.text.after(tokens))
+
+    def _saved(self, group: int, work: Work) -> tuple[int, int] | None:
+        """The block that gets a state from inside of the chunk, and the tokens that it stands for:
+        the last place but the end where a hit may end, in the block before that of the end.  None
+        where the chunk has no such place, or begins in that block; and as in a runner, where it
+        begins behind or at the first place that it could save."""
+        unit, size = self._layout.ends, self._sizes[group]
+        tokens = (work.end - 1) // unit * unit
+        index = -(-work.end // size) - 2
+        if not self._layout.groups[group].saves or work.start % unit:
+            return None
+        if index <= (work.start - 1) // size or tokens < work.start + unit:
+            return None
+        return self._block(group, work.request, index) or 0, tokens
 
     def _turn(self, group: int, work: Work) -> Iterator[Broken]:
         """A ring: what the last step of the request left in it is still there."""
@@ -306,4 +323,6 @@ class Runner:
                 for index in range(first // size, -(-work.end // size)):
                     if block := self._block(group, work.request, index):
                         written.add((group, block, max(first, index * size)))
+                if kind.saves and (saved := self._saved(group, work)) and saved[0]:
+                    written.add((group, saved[0], saved[1] - 1))
         return written

@@ -40,12 +40,15 @@ class Group:
     chunk; of a group that is replayed, those that are computed again for it behind a hit.
     `drafts`: its layers belong to a drafter, whose KV of a token depends on the next token too, so
     that what is kept of the last token before a continuation is worth nothing after another one.
+    `saves`: of a recurrent group, whose runner keeps beside the state at the end of a chunk the one
+    at the last place inside of it where a hit may end.
     """
 
     kind: str
     block: int
     reads: int = READS_ALL
     drafts: bool = False
+    saves: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class Layout:
     connector: str = ""
     budget: int = 0
     """Tokens that one step may compute; 0 for no limit."""
+    drawn: bool = True
+    """Whether runs of it are drawn: not where they would meet one known finding again and again."""
 
     def block_of(self, group: int) -> int:
         """Tokens of a block of the group over all ranks that share it."""
@@ -146,6 +151,9 @@ LAYOUTS: Final = (
         2,
         inside=True,
         connector="any",
+    ),
+    Layout(
+        "states inside", (_full(8), Group(RECURRENT, 8, saves=True)), 2, inside=True, drawn=False
     ),
 )
 
@@ -267,11 +275,13 @@ def _spec(group: Group) -> Any:
         return kinds.CircularBufferSpec(**shape)
     if group.kind == REPLAY:
         return kinds.SlidingWindowMLASpec(**shape, sliding_window=group.reads, bounded_replay=True)
+    saved = {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": 1}
     return kinds.MambaSpec(
         block_size=group.block,
         shapes=((1,),),
         dtypes=(torch.float32,),
         mamba_cache_mode="align",
+        **(saved if group.saves else {}),
     )
 
 
@@ -279,7 +289,7 @@ class VllmLayouts:
     """The arrangements, as `kvclaims.checker.layouts` takes them."""
 
     def names(self) -> tuple[str, ...]:
-        return (*(layout.name for layout in LAYOUTS), SOFT_READS)
+        return (*(layout.name for layout in LAYOUTS if layout.drawn), SOFT_READS)
 
     def draw(self, name: str, seed: str) -> Program:
         from kvclaims.bridge.vllm import soft_reads

@@ -24,6 +24,7 @@ SHOWN = {
     "removed_while_resident": "BROKEN B8",
     "session_forgets": "BROKEN B4",
     "stale_partial_key": "BROKEN B3 B8",
+    "state_of_fewer_tokens": "BROKEN B4",
     "stranded_behind": "BROKEN B11",
     "waits_for_ever": "BROKEN B11",
     "window_of_a_load": "BROKEN B4",
