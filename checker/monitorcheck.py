@@ -290,6 +290,8 @@ def _wrong_facts(true: BlockFacts) -> Iterator[tuple[str, str, BlockFacts, str]]
     yield "another place", "B1", true._replace(queued=not true.queued), _ENGINE
     keys = (*true.keys, *"badcfehgji")
     yield "another content", "B3", true._replace(keys=keys), f"{_ENGINE} {sorted(keys)}"
+    if true.keys:
+        yield "no content", "B3", true._replace(keys=()), f"{_ENGINE} []"
 
 
 def _idle_steps(
