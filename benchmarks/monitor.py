@@ -14,6 +14,7 @@ What is run stands in `kvclaims.bridge.vllm.monitor_bench`; times are of the pro
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -38,6 +39,7 @@ def main() -> int:
     parser.add_argument("--whole", action="store_true", help="run a whole engine too")
     figures.options(parser, "monitor")
     given = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # so that one thread's time is the step's
     try:
         pools = [int(size) for size in given.pools.split(",")]
         costs = [bench.allocator(size, given.steps, given.rounds) for size in pools]

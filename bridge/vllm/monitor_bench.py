@@ -28,6 +28,9 @@ BLOCK: Final = 16
 POOLS: Final = (1_000, 10_000, 100_000)
 """Usable blocks."""
 
+TURN: Final = 5
+"""Steps of a whole engine that are timed at once."""
+
 
 @dataclass(frozen=True)
 class Load:
@@ -181,42 +184,74 @@ def allocator(usable: int, steps: int, rounds: int, load: Load = CHAT, warm: int
 
 
 def whole_engine(steps: int, rounds: int, requests: int = 8) -> Cost:
-    """A whole vLLM on this CPU: `requests` decode, a fresh scheduler in each round."""
+    """A whole vLLM on this CPU: `requests` decode under a bare and under a watched scheduler.
+
+    One engine runs both, fresh in each round, in turns of `TURN` steps: what a forward pass costs
+    drifts by more in a round than the monitor takes of it.
+    """
     WHOLE_ENGINE.info()
     setup.quieten(setup.WHOLE)
+    turns = max(1, steps // TURN)
     times: tuple[list[float], list[float]] = ([], [])
     told = 0
-    for number in range(rounds):
-        for watched in ((False, True), (True, False))[number % 2]:
-            seconds, judged = _decode(steps, requests, watched)
-            times[watched].append(seconds)
-            told += judged
+    for _ in range(rounds):
+        decoding = [_Decoding(watched) for watched in (False, True)]
+        for run in decoding:
+            run.begin(requests, turns * (TURN + 1))
+        for turn in range(turns):
+            for watched in ((False, True), (True, False))[turn % 2]:
+                seconds, judged = decoding[watched].turn()
+                times[watched].append(seconds)
+                told += judged
+        for run in decoding:
+            run.close()
     bare, judged_too = map(statistics.median, times)
-    return Cost("whole engine", bare, judged_too, steps * rounds, told)
+    return Cost("whole engine", bare, judged_too, turns * TURN * rounds, told)
 
 
-def _decode(steps: int, requests: int, watched: bool) -> tuple[float, int]:
-    """CPU seconds a step, and how many allocator operations were judged."""
-    from vllm.v1.core.sched.scheduler import Scheduler
+class _Decoding:
+    """Requests that decode on the whole engine, which another run may have taken over."""
 
-    from kvclaims.bridge.vllm.whole_engine import BLOCK_SIZE, WholeDriver
+    def __init__(self, watched: bool) -> None:
+        from vllm.v1.core.sched.scheduler import Scheduler
 
-    driver = WholeDriver(PoolConfig(200, BLOCK_SIZE), kind=Scheduler)
-    watching = Watched(driver.scheduler) if watched else None
-    for i in range(requests):
-        tokens = tokens_of((Segment(f"d{i}", 1),), BLOCK_SIZE)
-        made = driver.request(RequestSpec(f"d{i}", tokens, max_new_tokens=steps + 10), {})
-        if watching is not None:
-            watching.arrives(made.request_id)
-        driver.add(made)
-    _timed(driver.step, 5)
-    told = watching.monitor.steps if watching else 0
-    seconds = _timed(driver.step, steps)
-    if watching is not None:
-        told = watching.monitor.steps - told
-        watching.check()
-    driver.close()
-    return seconds, told
+        from kvclaims.bridge.vllm.whole_engine import BLOCK_SIZE, WholeDriver
+
+        self._driver = WholeDriver(PoolConfig(200, BLOCK_SIZE), kind=Scheduler)
+        self._watched = Watched(self._driver.scheduler) if watched else None
+
+    def begin(self, requests: int, steps: int) -> None:
+        """So many requests come, of so many steps and some more."""
+        from kvclaims.bridge.vllm.whole_engine import BLOCK_SIZE
+
+        self._driver.take_over()
+        for i in range(requests):
+            tokens = tokens_of((Segment(f"d{i}", 1),), BLOCK_SIZE)
+            made = self._driver.request(RequestSpec(f"d{i}", tokens, max_new_tokens=steps + 10), {})
+            if self._watched is not None:
+                self._watched.arrives(made.request_id)
+            self._driver.add(made)
+        _timed(self._driver.step, 5)
+
+    def turn(self) -> tuple[float, int]:
+        """CPU seconds a step, and how many allocator operations were judged.
+
+        The first step is not timed: the model runner takes the requests of the other run out of
+        its batch, and these in.
+        """
+        self._driver.take_over()
+        self._driver.step()
+        monitor = None if self._watched is None else self._watched.monitor
+        before = 0 if monitor is None else monitor.steps
+        seconds = _timed(self._driver.step, TURN)
+        return seconds, 0 if monitor is None else monitor.steps - before
+
+    def close(self) -> None:
+        self._driver.take_over()
+        if self._watched is not None:
+            self._watched.check()
+        self._driver.close()
+        self._driver.step()  # the model runner hears of it
 
 
 def _rounds(kinds: Sequence[Callable[[], None]], steps: int, rounds: int) -> list[float]:

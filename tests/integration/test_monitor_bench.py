@@ -60,6 +60,15 @@ def test_a_pool_that_differs_is_not_measured() -> None:
     stream.close()
 
 
+def test_a_bare_and_a_watched_run_share_a_whole_engine() -> None:
+    from kvclaims.bridge.vllm import monitor_bench as bench
+
+    cost = bench.whole_engine(20, 1)
+    assert cost.steps == 20
+    assert cost.monitored > 0
+    assert min(cost.bare, cost.watched) > 0
+
+
 def test_the_script_prints_its_table_and_says_what_it_misses(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
