@@ -63,8 +63,8 @@ def test_a_pool_that_differs_is_not_measured() -> None:
 def test_a_bare_and_a_watched_run_share_a_whole_engine() -> None:
     from kvclaims.bridge.vllm import monitor_bench as bench
 
-    cost = bench.whole_engine(20, 1)
-    assert cost.steps == 20
+    cost = bench.whole_engine(40, 1)  # long enough to take another block each
+    assert cost.steps == 40
     assert cost.monitored > 0
     assert min(cost.bare, cost.watched) > 0
 
