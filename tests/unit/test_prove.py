@@ -157,7 +157,7 @@ def test_a_rule_selects_its_obligations() -> None:
     [
         ("Z9", None, "unknown rule 'Z9'"),
         (None, "engine", "unknown machine 'engine'"),
-        ("B8", "pool", "machine pool does not state rule B8 (events does)"),
+        ("B8", "pool", "machine pool does not state rule B8"),
     ],
 )
 def test_wrong_selections_are_named(rule: str | None, machine: str | None, message: str) -> None:
