@@ -278,8 +278,7 @@ def test_random_operations_find_nothing_on_an_engine_that_lends(tmp_path: Path) 
         ("hashes kept in returned memory", "E2"),
         ("a loss told as a fault", "L3"),
         ("return without a drain", "E4"),
-        # Not "never tried again": 1,200 operations of seeds 0 to 6 never have three requests decode in
-        # so tight a pool as `WAITS` does, by which it is found.
+        # Not "never tried again": 1,200 operations of seeds 0 to 6 do not meet it; `WAITS` does.
     ],
 )
 def test_random_operations_find_a_fault_in_what_moves_the_memory(
