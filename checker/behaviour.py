@@ -45,6 +45,7 @@ _OF_THE_FILE: Final = (
 HEARD: Final[Composition] = RUNTIME.only("pool", "claims", "trace").seen_without(*_OF_THE_FILE)
 """The composed machine as far as it can be heard."""
 
+ABORTED: Final = "active_request_aborted"
 FINISHED: Final = "active_request_finished"
 PREEMPTED: Final = "active_request_preempted"
 
@@ -60,7 +61,7 @@ EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "admit": ("active_request_admitted",),
     "retire": (
         FINISHED,
-        "active_request_aborted",
+        ABORTED,
         PREEMPTED,
     ),
     "defer": ("active_request_deferred",),
@@ -122,7 +123,7 @@ class Behaviour:
             elif event.event in _KINDS:
                 if event.event == PREEMPTED:
                     self._gave_way.add(_subject(event))
-                elif event.event in EVENTS["admit"]:
+                elif event.event in (*EVENTS["admit"], ABORTED):
                     self._gave_way.discard(_subject(event))
                 heard = self._of_claims if event.claim_id is not None else self._of_requests
                 heard.append(event)
@@ -141,7 +142,7 @@ class Behaviour:
             args = {"c": _subject(event), "d": event.data["duration"], **self._of(event)}
             self._take(self._move("renew"), args, f"{event.event} of {_subject(event)}")
         for event in (*self._of_claims, *self._of_requests, *self._told_harmed.values()):
-            if event.event == "active_request_aborted":
+            if event.event == ABORTED:
                 continue  # a request that held nothing
             what = f"{event.event} of {_subject(event)} is told, and the pool took no such step"
             rule = "L3" if event.event == HARMED else "T1"

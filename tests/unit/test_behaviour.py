@@ -142,6 +142,20 @@ def test_what_was_under_way_may_end_a_request_that_gave_way() -> None:
     assert heard.broken == [told, told], "once"
 
 
+def test_who_gave_way_and_was_aborted_is_not_served(heard: Heard) -> None:
+    """Nothing that was under way may end it once more."""
+    admitted = event(3, "active_request_admitted", "r")
+    preempted = event(4, "active_request_preempted", "r", blocks=0)
+    aborted = event(5, "active_request_aborted", "r")
+    finished = event(6, "active_request_finished", "r", outcome="served", blocks=0)
+    heard.operation(0, (admitted,), step("admit", r="r", n=1))
+    heard.operation(0, (preempted,), step("retire", r="r"))
+    heard.operation(0, (aborted,))
+    heard.operation(0, (finished,))
+    told = "active_request_finished of r is told, and the pool took no such step"
+    assert heard.broken == [("T1", told)]
+
+
 def test_who_gave_way_and_was_admitted_again_ends_by_a_step_of_the_pool(heard: Heard) -> None:
     """Also where one operation tells of both."""
     admitted = event(3, "active_request_admitted", "r")
