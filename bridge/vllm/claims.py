@@ -42,6 +42,9 @@ _ENDINGS: Final = {
 }
 
 
+NO_CONTENT: Final = ""
+"""What a block is for that nobody will find: of a request that shares nothing, or not full."""
+
 NO_BLOCK: Final = 0
 """The block of a loss that was of a copy in a tier: the null block, which holds nothing (B6)."""
 
@@ -145,6 +148,10 @@ class ClaimBook:
         """Where offloadable claims are kept; without it there are none."""
         self.share = HardShare()
         self.tier_share = TierShare()
+        self.granted: Callable[[], Counter[str]] = Counter
+        """How many blocks active requests were admitted with and have yet to take, by the content
+        that they compute into them, and by `NO_CONTENT` for what has none; none where prompts are
+        computed in one piece."""
         self._ended: dict[str, None] = {}
         """Claims in a terminal phase, in the order in which they ended."""
         self._in_force: Counter[str] = Counter()
@@ -525,17 +532,21 @@ class ClaimBook:
             return self._accept(
                 claim, Decision.ACCEPTED, "soft claims reserve nothing", 0, headroom
             )
+        needs = self.granted()
+        headroom = max(0, headroom - needs.total())
         cost = self._cost(claim, claim.footprint)
         most, limit = self.share.room(claim.spec.owner)
-        if cost <= headroom and claim.footprint <= most:
-            return self._accept(claim, Decision.ACCEPTED, "fits the headroom", cost, headroom)
-        granted = self._clipped(claim, headroom, most)
+        whole = headroom + self._met_by(claim, claim.footprint, needs)
+        if cost <= whole and claim.footprint <= most:
+            return self._accept(claim, Decision.ACCEPTED, "fits the headroom", cost, whole)
+        granted = self._clipped(claim, headroom, most, needs)
         if granted is None:
-            reason = "exceeds the headroom" if cost > headroom else limit
-            return self._refuse(claim, reason, cost, headroom)
+            reason = "exceeds the headroom" if cost > whole else limit
+            return self._refuse(claim, reason, cost, whole)
         claim.granted = claim.granted.clipped(granted)
         claim.keys = claim.keys[:granted]
         cost = self._cost(claim, granted)
+        headroom += self._met_by(claim, granted, needs)
         reason = "clipped to the headroom" if granted < most else f"clipped: more {limit}"
         return self._accept(claim, Decision.CLIPPED, reason, cost, headroom)
 
@@ -568,14 +579,24 @@ class ClaimBook:
         block = self._pool.lookup(key)
         return block is None or self._pool.ref(block) == 0
 
-    def _clipped(self, claim: Claim, headroom: int, most: int) -> int | None:
+    def _met_by(self, claim: Claim, n: int, needs: Counter[str]) -> int:
+        """How much of what active requests have yet to take they will draw on the reserve that the
+        first `n` positions get: that room is not promised twice (F3)."""
+        return sum(self._is_met(key, needs) for key in claim.keys[:n]) if needs else 0
+
+    def _is_met(self, key: str, needs: Counter[str]) -> bool:
+        return key in needs and not self._pool.is_visible(key) and not self.wants(key)
+
+    def _clipped(
+        self, claim: Claim, headroom: int, most: int, needs: Counter[str]
+    ) -> int | None:
         """The longest prefix that costs at most `headroom` and is at most `most` blocks long."""
         least = claim.spec.min_blocks
         if least is None or claim.granted.kind is not PredicateKind.LEADING:
             return None
         cost = 0
         for n, key in enumerate(claim.keys):
-            cost += self._costs(key)
+            cost += self._costs(key) - self._is_met(key, needs)
             if cost > headroom or n >= most:
                 return n if n >= least else None
         raise AssertionError("a claim that fits whole is not clipped")

@@ -13,7 +13,7 @@ for a request that runs, unless it takes a block while something is owed.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +25,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
 from kvclaims.bridge.serving.desk import Desk
-from kvclaims.bridge.vllm.claims import ClaimBook
+from kvclaims.bridge.vllm.claims import NO_CONTENT, ClaimBook
 from kvclaims.bridge.vllm.eviction import spare
 from kvclaims.bridge.vllm.names import Names
 from kvclaims.bridge.vllm.observer import UNNAMED, PoolObserver, Reactions
@@ -504,7 +504,7 @@ class ClaimEnforcer(Reactions):
             usable=self.usable,
             promises=self.book.promises() if draws else {_ALL: self.book.all_together()},
             active=active,
-            need=self._blocks(request.num_tokens) - len(hits),
+            need=self._needed(request, asked) - len(hits),
             holds=frozenset(hits),
             materializes={c: frozenset(positions) for c, positions in materializes.items()},
         )
@@ -516,10 +516,33 @@ class ClaimEnforcer(Reactions):
             situation, found = _kept_for_others(situation, reserved)
         return Blocked(request, situation, found, free, len(draws), tuple(hits), seen)
 
+    def _needed(self, request: Any, asked: Mapping[str, Any]) -> int:
+        """The blocks that vLLM wants for a request, room for drafts of its next tokens included."""
+        ahead = request.num_tokens + asked.get("num_lookahead_tokens", 0)
+        return self._blocks(max(request.num_tokens, min(ahead, self.scheduler.max_model_len)))
+
     def _seen(self, request: Any, hits: list[int], reserved: int) -> tuple[Any, ...]:
         """What a judgement is made by, but for how many blocks are free."""
         request_ = (request.request_id, request.num_tokens, *hits)
         return (request_, reserved, self.usable, self.book.version, self.observer.tables)
+
+    def granted(self) -> Counter[str]:
+        """What requests that are computed in chunks were admitted with, and have yet to take: those
+        blocks are free, and no claim is promised them (F2).  What they will draw on the reserves of
+        claims is in those.  By content, as in `ClaimBook.granted`."""
+        needs: Counter[str] = Counter()
+        for request in self.scheduler.running:
+            known = request.num_tokens - bool(request.num_output_tokens)  # the last one runs next
+            held = len(self.observer.held.get(self.alias(request.request_id), ()))
+            missing = range(held, self._blocks(known))
+            if not missing:
+                continue
+            keys = self.names.of_request(request) if admits_reuse(request) else []
+            drawn = self._draws(request, held)
+            needs.update(
+                keys[p] if p < len(keys) else NO_CONTENT for p in missing if p not in drawn
+            )
+        return needs
 
     def _settles(self, blocked: Blocked) -> None:
         """Nothing more follows from the judgement until something changes.  Where the request

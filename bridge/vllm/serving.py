@@ -68,6 +68,7 @@ class Serving:
             defer_limit=self.settings.defer_limit,
         )
         enforcer.tells_tables = self.settings.trace_tables
+        enforcer.book.granted = enforcer.granted
         self.desk = Desk(enforcer, self.settings, self.tally, clock, self.trace)
         open_door()
         return self.desk

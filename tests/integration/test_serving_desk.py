@@ -215,6 +215,60 @@ def test_quotas_and_the_cap_hold_at_every_step() -> None:
     assert shop.enforcer.book.share.total == 10
 
 
+def test_what_was_granted_to_a_request_in_chunks_is_promised_to_no_claim() -> None:
+    """16 blocks were granted to the request and it has taken 4: of the 16 that are free, 4 may be
+    promised (F2), and the request, which fits, is served."""
+    shop = Shop()
+    shop.scheduler.max_num_scheduled_tokens = 4 * SIZE
+    shop.ask("r", tokens("A", 16))
+    shop.step()
+    refused = shop.declare("c", "B", 5)
+    assert (refused.status, refused.body["reason"]) == (409, "exceeds the headroom")
+    assert (refused.body["cost_blocks"], refused.body["headroom_blocks"]) == (5, 4)
+    clipped = shop.declare("d", "B", 12, min_blocks=1).body
+    assert (clipped["decision"], clipped["granted_blocks"]) == ("conditionally_accepted", 4)
+    shop.run()
+    assert str(shop.outputs["r"].finish_reason) == "length"
+    assert shop.declare("e", "A", 16).body["phase"] == "materialized"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "least", "granted"), [(16, None, 16), (18, None, 18), (19, None, 0), (20, 1, 18)]
+)
+def test_what_such_a_request_will_draw_on_the_claim_counts_once(
+    blocks: int, least: int | None, granted: int
+) -> None:
+    """A claim on what the request computes meets the request's own need (F3): of 20 blocks another
+    claim was promised 2, and 18 may be claimed though the request was granted 16 of them."""
+    shop = Shop()
+    shop.scheduler.max_num_scheduled_tokens = 4 * SIZE
+    shop.declare("other", "B", 2)
+    shop.ask("r", tokens("A", 16))
+    shop.step()
+    told = shop.declare("c", "A", blocks, min_blocks=least)
+    assert told.body["granted_blocks"] == granted
+    shop.run()
+    assert str(shop.outputs["r"].finish_reason) == "length"
+    assert shop.do("inspect", claim_id="c").body["covered_blocks"] == min(granted, 16)
+
+
+@pytest.mark.parametrize("free", [7, 8, 9])
+def test_room_for_drafts_is_room_that_a_request_needs(free: int) -> None:
+    """With tokens that a draft model writes ahead, vLLM wants a block more than the prompt has:
+    a request that lacks just that one is refused, and does not wait for ever (V3)."""
+    shop = Shop()
+    shop.scheduler.num_lookahead_tokens = 3
+    shop.declare("c", "B", USABLE - free)
+    shop.ask("r", tokens("A", 8))
+    shop.run()
+    answer = shop.outputs["r"]
+    if free == 9:
+        assert str(answer.finish_reason) == "length"
+        return
+    told = answer.kv_transfer_params["kvclaims"]
+    assert (told["outcome"], told["needed_blocks"], told["shortfall"]) == ("refused", 9, 9 - free)
+
+
 def test_time_passes_between_steps_and_ends_claims_once() -> None:
     shop = Shop()
     shop.declare("c", "A", 4, duration=2)
