@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from heapq import nlargest
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from kvclaims.bridge.serving.settings import Settings
 from kvclaims.bridge.serving.tally import OTHERS, Tally
@@ -33,7 +33,7 @@ from kvclaims.bridge.serving.wire import (
 )
 from kvclaims.bridge.vllm.limits import HardShare, Limits, TierShare
 from kvclaims.spec.feasibility import Judgement, Situation
-from kvclaims.spec.interface import BadOperation, ClaimAnswer, ClaimSpec
+from kvclaims.spec.interface import BadOperation, ClaimAnswer, Predicate
 from kvclaims.spec.vocabulary import Decision, Outcome, Phase
 
 ANONYMOUS: Final = "anonymous"
@@ -47,7 +47,11 @@ VOUCHER: Final = "kvclaims_voucher"
 """Key there: that the owner's API key was seen (`Settings.voucher`)."""
 
 _KEPT_REFUSALS: Final = 4096
+_KEPT_DECISIONS: Final = 1024
 _MOST_LISTED: Final = 1000
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,8 @@ class Desk:
         self._secret = secrets.token_bytes(16)
         self._answers: dict[str, dict[str, Any]] = {}
         """What to tell running requests that made a claim, by request id."""
+        self._decisions: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        """The same, until it was asked for: a stream is told before it ends."""
         self._refusals: OrderedDict[str, Refusal] = OrderedDict()
         limits = Limits(settings.quotas, settings.default_quota, settings.cap(enforcer.usable))
         enforcer.book.share = HardShare(limits)
@@ -149,7 +155,9 @@ class Desk:
             told = self._declare(order, order.owner or read_name("owner", owner))
         except (BadClaim, BadOperation) as error:
             told = {"decision": "rejected", "error": str(error)}
-        self._answers[request_id] = told
+        self._answers[request_id] = self._decisions[request_id] = told
+        if len(self._decisions) > _KEPT_DECISIONS:
+            self._decisions.popitem(last=False)
 
     def answer(self, request_id: str) -> dict[str, Any] | None:
         """What the request is told of its claim when it ends, once."""
@@ -208,6 +216,7 @@ class Desk:
         self._allow(who, order)
         owner = order.owner or who.owner
         self._check_id(order, owner)
+        self._check_speech(order, message.get("tokens"))
         self._check_count(owner)
         return Answer(200, {})
 
@@ -245,13 +254,17 @@ class Desk:
     def _op_verdict(self, who: Who, message: Mapping[str, Any]) -> Answer:
         """Why the request of this (external) id was turned away, if it was.  It is told once: the
         id may come again."""
-        wanted = re.compile(
-            rf"(\d+_)?[a-z]+-{re.escape(str(message.get('request')))}(-\d+)?(-[0-9a-f]{{8}})?"
-        )
-        refused = [self._refusals.pop(r) for r in list(self._refusals) if wanted.fullmatch(r)]
+        refused = _taken(self._refusals, message)
         if not refused:
             raise BadClaim("no such request was refused", 404)
         return Answer(200, self._describe(refused[-1], who))
+
+    def _op_decision(self, _: Who, message: Mapping[str, Any]) -> Answer:
+        """What became of the claim that the request of this (external) id brought, once."""
+        decided = _taken(self._decisions, message)
+        if not decided:
+            raise BadClaim("no such request brought a claim", 404)
+        return Answer(200, decided[-1])
 
     def _op_stats(self, *_: Any) -> Answer:
         return Answer(200, self.stats())
@@ -261,7 +274,7 @@ class Desk:
     def _declare(self, order: Order, owner: str) -> dict[str, Any]:
         self._check_id(order, owner)
         spec = order.spec(f"{owner}/{order.claim_id}", owner, self.enforcer.block_size)
-        self._check_size(spec)
+        self._check_size(spec.predicate)
         self._check_count(owner)
         answer: ClaimAnswer = self.enforcer.declare(spec)
         claim = self.enforcer.book.claims[spec.claim_id]
@@ -285,9 +298,17 @@ class Desk:
                 409,
             )
 
-    def _check_size(self, spec: ClaimSpec) -> None:
+    def _check_speech(self, order: Order, tokens: Any) -> None:
+        """Whether a claim that comes with a request speaks of what there can be: of a prompt of so
+        many tokens, where that is known."""
+        if order.predicate is not None:
+            self._check_size(order.predicate)
+        if type(tokens) is int:
+            order.speaks_of(tokens // self.enforcer.block_size, self.enforcer.block_size)
+
+    def _check_size(self, predicate: Predicate) -> None:
         """What no request could compute is not claimed, however it would be protected."""
-        usable, last = self.enforcer.usable, spec.predicate.start + spec.predicate.n
+        usable, last = self.enforcer.usable, predicate.start + predicate.n
         if last > usable:
             raise BadClaim(f"the claim speaks of {last} blocks, and the pool has {usable}", 413)
 
@@ -468,6 +489,17 @@ class Desk:
         if self.settings.metrics_names:
             return {"claim": name, "owner": owner}
         return {"claim": self.opaque(claim), "owner": self.opaque(owner)}
+
+
+def _taken(kept: OrderedDict[str, _T], message: Mapping[str, Any]) -> list[_T]:
+    """Take out what is kept of the request that its client, or who asked for it, calls so: vLLM
+    puts the route before the name, and numbers behind."""
+    given = str(message.get("request"))
+    name = re.escape(given)
+    wanted = re.compile(
+        rf"(\d+_)?(([a-z]+|generate-tokens)-{name}(-\d+)?|{name}_\d+)(-[0-9a-f]{{8}})?"
+    )
+    return [kept.pop(r) for r in list(kept) if given in r and wanted.fullmatch(r)]
 
 
 _OPERATIONS: Final[dict[str, Any]] = {

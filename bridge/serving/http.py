@@ -3,7 +3,9 @@
 - `/v1/kvclaims/…`: declare by prefix, inspect, list, renew, demote, release, the pool's numbers;
 - a completion whose claim could not even be decided is answered 4xx before the engine sees it;
 - a request that claims turned away leaves as 503 with Retry-After (or 413 where it can never
-  fit), with the blocking claims, where vLLM by itself says 500;
+  fit), with the blocking claims, where vLLM by itself says 500, whatever route it came by; a
+  stream that has begun by then ends with an event that says the same;
+- a stream, in which vLLM has no place for it, tells in a header what became of its claim;
 - `/metrics` has the families of `kvclaims.bridge.metrics` beside vLLM's own.
 
 Middleware is the one hook that sees all four, is public, and is there in every version.  It stands
@@ -16,6 +18,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import secrets
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -48,8 +51,18 @@ _PATIENCE: Final = 5.0
 """Seconds that `/metrics` waits for the engine."""
 
 _CLAIM: Final = "kvclaims"
-_HELD_BACK: Final = {"/v1/chat/completions": 2}
-"""Chunks of a stream that say nothing yet: a chat begins with the role, whatever comes next."""
+_RESPONSES: Final = "/v1/responses"
+"""The route whose requests have the id that their body names, and none from a header."""
+
+DECISION_HEADER: Final = b"x-kvclaims-claim"
+"""What became of a claim that came with a request for a stream, as JSON."""
+
+_HELD_BACK: Final = {"/v1/chat/completions": 2, "/v1/messages": 2, _RESPONSES: 3}
+"""Chunks of a stream until the first that says something: a chat begins with the role, others with
+events that the request was taken, whatever comes next."""
+
+_FAILURE: Final = re.compile(rb'^(event: error\n|data: \{"error":)', re.MULTILINE)
+"""How vLLM tells in a stream that a request has failed."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +95,8 @@ class Claims:
                 await self._claims(scope, receive, send, path.removeprefix(PREFIX))
             elif path == "/metrics":
                 await self._metrics(scope, receive, send)
-            elif path in GENERATING and scope["method"] == "POST":
-                await self._generate(scope, receive, send, path)
+            elif scope["method"] == "POST":
+                await self._post(scope, receive, send, path)
             else:
                 await self.app(scope, receive, send)
         except BadClaim as error:
@@ -197,35 +210,46 @@ class Claims:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    async def _generate(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
+    async def _post(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
+        """A request that may need KV."""
         headers = _headers(scope)
         asker = self._asker(scope, headers)
-        if asker is None:
-            await self.app(scope, receive, send)  # vLLM says 401
-            return
-        body = await _read_all(scope, receive, None)
-        if b"kvclaims" in body or asker.proven:
-            body = await self._with_claim(scope, asker, body)
         request_id = headers.get("x-request-id") or uuid.uuid4().hex
-        scope = {**scope, "headers": _replaced(scope["headers"], body, request_id)}
-        relay = Relay(send, held=_HELD_BACK.get(path, 1))
-        await self.app(scope, _replay(body, receive), relay.send)
-        if relay.failed and not self._dead(scope):
-            answer = await self.ask(scope, "verdict", asker, request=request_id)
-            if answer.status == 200:
-                await _refuse(send, answer.body)
-                return
-        await relay.let_go()
+        claimed = False
+        if path in GENERATING and asker is not None:  # vLLM turns others away, where it asks a key
+            body = await _read_all(scope, receive, None)
+            body, claimed = await self._with_claim(scope, asker, body)
+            if path == _RESPONSES:
+                body, request_id = _named(body, request_id)
+            receive = _replay(body, receive)
+            scope = {**scope, "headers": _with_length(scope["headers"], body)}
+        scope = {**scope, "headers": _with_id(scope["headers"], request_id)}
+        asker = asker or Asker(ANONYMOUS, operator=False, proven=False)
 
-    async def _with_claim(self, scope: Scope, asker: Asker, body: bytes) -> bytes:
-        """The body with its owner put in; a claim that is no good raises `BadClaim`."""
+        async def ask(op: str) -> dict[str, Any] | None:
+            if self._dead(scope):
+                return None
+            answer = await self.ask(scope, op, asker, request=request_id)
+            return answer.body if answer.status == 200 else None
+
+        relay = Relay(send, ask, _HELD_BACK.get(path, 1), claimed)
         try:
-            request = json.loads(body)
-        except (ValueError, RecursionError):
-            return body  # vLLM says what is wrong with it
-        extra = request.get("vllm_xargs") if isinstance(request, dict) else None
-        if extra is not None and not isinstance(extra, dict):
-            return body
+            await self.app(scope, receive, relay.send)
+        except Exception:  # vLLM's way to end some streams of requests that have failed
+            if not await relay.broke_off():
+                raise
+        else:
+            await relay.ended()
+
+    async def _with_claim(self, scope: Scope, asker: Asker, body: bytes) -> tuple[bytes, bool]:
+        """The body with its owner put in, and whether it has a claim; one that is no good raises
+        `BadClaim`."""
+        if b"kvclaims" not in body and not asker.proven:
+            return body, False
+        request = _object(body)
+        extra = None if request is None else request.get("vllm_xargs")
+        if request is None or not (extra is None or isinstance(extra, dict)):
+            return body, False  # vLLM says what is wrong with it
         extra = dict(extra or {})
         claim = extra.get(_CLAIM)
         if claim is not None:
@@ -237,7 +261,7 @@ class Claims:
         if (asker.proven or asker.operator) and (voucher := self.settings(scope).voucher(owner)):
             extra[VOUCHER] = voucher
         request["vllm_xargs"] = extra
-        return json.dumps(request).encode()
+        return json.dumps(request).encode(), claim is not None
 
     async def _check(self, scope: Scope, asker: Asker, request: Any, claim: Any) -> None:
         if not isinstance(claim, str) or len(claim) > self.settings(scope).max_body:
@@ -247,8 +271,8 @@ class Claims:
         if request.get("n") not in (None, 1) or (several and len(prompt) != 1):
             raise BadClaim("a claim speaks of one prompt, and of one answer to it")
         raw = read_json(claim)
-        parse_order(raw, prefix=False)
-        answer = await self.ask(scope, "check", asker, claim=raw)
+        parse_order(raw, prefix=False)  # before the engine is asked to look at it
+        answer = await self.ask(scope, "check", asker, claim=raw, tokens=_length(prompt))
         if answer.status != 200:
             raise BadClaim(str(answer.body.get("error")), answer.status)
 
@@ -282,18 +306,27 @@ class Claims:
 @dataclass
 class Relay:
     """Holds back what may turn out to be a failure: all of a JSON error, or the first `held`
-    chunks of a stream.  `failed` says that it looks like one, and nothing was sent yet."""
+    chunks of a stream.  Where the engine says that claims turned the request away, that is told in
+    place of the failure: as an answer, or as the last event of a stream that has begun.
+
+    `ask` does an operation at the desk for this request; None where there is nothing to say.
+    """
 
     pass_on: Send
+    ask: Callable[[str], Awaitable[dict[str, Any] | None]]
     held: int = 1
+    claimed: bool = False
+    """Whether the request brought a claim."""
     kept: list[Message] = field(default_factory=list)
     status: int = 0
     streams: bool = False
     sent: bool = False
+    told: bool = False
+    """Whether the stream's failure was explained: what vLLM says of it after that is left out."""
 
     async def send(self, message: Message) -> None:
         if self.sent:
-            await self.pass_on(message)
+            await self._go_on(message)
             return
         self.kept.append(message)
         if message["type"] == "http.response.start":
@@ -301,28 +334,68 @@ class Relay:
             kinds = [v for k, v in message["headers"] if k.lower() == b"content-type"]
             self.streams = any(kind.startswith(b"text/event-stream") for kind in kinds)
         elif not self._undecided():
-            await self.let_go()
+            await self._let_go()
+
+    async def ended(self) -> None:
+        """The app has answered."""
+        if not self.sent:
+            await self._settle(self._failed())
+
+    async def broke_off(self) -> bool:
+        """The app has failed within its answer; whether the client was told that claims are why."""
+        if not self.sent:
+            return await self._settle(failed=True)
+        verdict = await self.ask("verdict") if self.streams and not self.told else None
+        if verdict is None:
+            return False
+        last = _as_event(verdict, named=True)
+        await self.pass_on({"type": "http.response.body", "body": last, "more_body": False})
+        return True
+
+    async def _settle(self, failed: bool) -> bool:
+        verdict = await self.ask("verdict") if failed else None
+        if verdict is None:
+            await self._let_go()
+            return False
+        await _refuse(self.pass_on, verdict)
+        return True
 
     def _undecided(self) -> bool:
         if self.status >= 500:
             return True
-        return self.streams and self.status == 200 and (self.failed or self._chunks() < self.held)
+        return (
+            self.streams and self.status == 200 and (self._failed() or self._chunks() < self.held)
+        )
 
     def _chunks(self) -> int:
         return sum(bool(m.get("body")) for m in self.kept)
 
-    @property
-    def failed(self) -> bool:
-        if self.sent:
-            return False
+    def _failed(self) -> bool:
         told = b"".join(m.get("body", b"") for m in self.kept)
-        return self.status >= 500 or (self.streams and b'data: {"error"' in told)
+        return self.status >= 500 or (self.streams and _FAILURE.search(told) is not None)
 
-    async def let_go(self) -> None:
+    async def _let_go(self) -> None:
         self.sent = True
         kept, self.kept = self.kept, []
+        if self.claimed and self.streams and self.status == 200:
+            await self._decide(kept[0])
         for message in kept:
             await self.pass_on(message)
+
+    async def _decide(self, start: Message) -> None:
+        decision = await self.ask("decision")
+        if decision is not None:
+            header = (DECISION_HEADER, json.dumps(decision).encode())
+            start["headers"] = [*start["headers"], header]
+
+    async def _go_on(self, message: Message) -> None:
+        body = message.get("body", b"")
+        if self.streams and not self.told and _FAILURE.search(body):
+            verdict = await self.ask("verdict")
+            if verdict is not None:
+                self.told = True
+                message = {**message, "body": _as_event(verdict, body.startswith(b"event:"))}
+        await self.pass_on(message)
 
 
 def _engine_call(client: Any) -> Call:
@@ -389,27 +462,69 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-def _replaced(headers: Any, body: bytes, request_id: str) -> list[tuple[bytes, bytes]]:
-    dropped = (b"content-length", b"x-request-id")
-    kept = [(name, value) for name, value in headers if name.lower() not in dropped]
-    length = (b"content-length", str(len(body)).encode())
-    return [*kept, length, (b"x-request-id", request_id.encode("latin-1"))]
+def _with_length(headers: Any, body: bytes) -> list[tuple[bytes, bytes]]:
+    kept = [(name, value) for name, value in headers if name.lower() != b"content-length"]
+    return [*kept, (b"content-length", str(len(body)).encode())]
+
+
+def _with_id(headers: Any, request_id: str) -> list[tuple[bytes, bytes]]:
+    kept = [(name, value) for name, value in headers if name.lower() != b"x-request-id"]
+    return [*kept, (b"x-request-id", request_id.encode("latin-1", "replace"))]
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    """The JSON object that a body is."""
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return request if isinstance(request, dict) else None
+
+
+def _named(body: bytes, request_id: str) -> tuple[bytes, str]:
+    """The body with an id for its request, and the id, unless it brings one."""
+    request = _object(body)
+    if request is None:
+        return body, request_id
+    own = request.setdefault("request_id", f"resp_{request_id}")
+    return json.dumps(request).encode(), str(own)
+
+
+def _length(prompt: Any) -> int | None:
+    """How many tokens a prompt has, where it is given as such."""
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], list):
+        (prompt,) = prompt
+    return len(prompt) if isinstance(prompt, list) else None
 
 
 async def _refuse(send: Send, verdict: Mapping[str, Any]) -> None:
     """503 with what blocks and for how long; 413 for what this pool can never hold."""
+    error = _explained(verdict)
+    wait = verdict.get("retry_after")
+    headers = [] if wait is None else [(b"retry-after", str(wait).encode())]
+    await _reply(send, error["error"]["code"], error, headers)
+
+
+def _explained(verdict: Mapping[str, Any]) -> dict[str, Any]:
     if verdict["outcome"] == "capacity_required":
         message = (
             f"the request needs {verdict['needed_blocks']} blocks of KV and the pool has "
             f"{verdict['usable_blocks']}: at most {verdict['fits_tokens']} tokens fit"
         )
-        await _reply(send, 413, _error(message, 413, verdict))
-        return
+        return _error(message, 413, verdict)
     message = f"resident claims leave {verdict['shortfall']} blocks too few: " + ", ".join(
         f"{b['claim']} ({b['blocks']} blocks)" for b in verdict["blocking_claims"]
     )
-    wait = str(verdict["retry_after"]).encode()
-    await _reply(send, 503, _error(message, 503, verdict), [(b"retry-after", wait)])
+    return _error(message, 503, verdict)
+
+
+def _as_event(verdict: Mapping[str, Any], named: bool) -> bytes:
+    """The same as an event of a stream, in the form of those that are `named`, or plain."""
+    error = _explained(verdict)
+    if not named:
+        return b"data: " + json.dumps(error).encode() + b"\n\n"
+    told = {"type": "error", "message": error["error"]["message"], **error}
+    return b"event: error\ndata: " + json.dumps(told).encode() + b"\n\n"
 
 
 def _error(message: str, status: int, more: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -56,16 +56,20 @@ class Order:
     salt: str = ""
     adapter: str = ""
 
-    def spec(self, internal: str, owner: str, block_size: int) -> ClaimSpec:
-        """The claim for the runtime, under the name it has there."""
-        tokens = self.tokens or ()
-        whole = len(tokens) // block_size
+    def speaks_of(self, whole: int, block_size: int) -> Predicate:
+        """Its predicate, on content of so many full blocks.  Raises `BadClaim` for one past it."""
         if whole == 0:
             raise BadClaim(f"the content has no full block of {block_size} tokens")
         predicate = self.predicate or Predicate(PredicateKind.LEADING, whole)
-        end = predicate.start + predicate.n
-        if end > whole:
+        if predicate.start + predicate.n > whole:
             raise BadClaim(f"the predicate speaks of blocks past the {whole} of the content")
+        return predicate
+
+    def spec(self, internal: str, owner: str, block_size: int) -> ClaimSpec:
+        """The claim for the runtime, under the name it has there."""
+        tokens = self.tokens or ()
+        predicate = self.speaks_of(len(tokens) // block_size, block_size)
+        end = predicate.start + predicate.n
         if may_be_cut(predicate.fidelity):
             tokens = tokens[: end * block_size]  # nothing depends on what comes behind
         return ClaimSpec(

@@ -587,9 +587,7 @@ class ClaimBook:
     def _is_met(self, key: str, needs: Counter[str]) -> bool:
         return key in needs and not self._pool.is_visible(key) and not self.wants(key)
 
-    def _clipped(
-        self, claim: Claim, headroom: int, most: int, needs: Counter[str]
-    ) -> int | None:
+    def _clipped(self, claim: Claim, headroom: int, most: int, needs: Counter[str]) -> int | None:
         """The longest prefix that costs at most `headroom` and is at most `most` blocks long."""
         least = claim.spec.min_blocks
         if least is None or claim.granted.kind is not PredicateKind.LEADING:

@@ -126,6 +126,48 @@ def test_a_verdict_is_found_by_the_id_the_client_knows() -> None:
     assert shop.do("verdict", request=".*").status == 404
 
 
+@pytest.mark.parametrize(
+    ("engines", "clients"),
+    [
+        ("resp_abc_0-12345678", "resp_abc"),
+        ("generate-tokens-abc-0-12345678", "abc"),
+        ("chatcmpl-abc-12345678", "abc"),
+        ("1_cmpl-abc-0-12345678", "abc"),
+    ],
+)
+def test_whatever_route_it_came_by(engines: str, clients: str) -> None:
+    shop = Shop()
+    shop.declare("keep", "A", 15)
+    shop.ask(engines, tokens("B", 10), kvclaims='{"claim_id": "c"}')
+    shop.run()
+    for other in ("ab", "c", "0", "c-0", "esp_abc"):
+        assert shop.do("verdict", request=other).status == 404
+    assert shop.do("verdict", request=clients).body["shortfall"] == 5
+    assert shop.do("decision", request=clients).body["decision"] == "refused"
+    assert shop.do("decision", request=clients).status == 404
+
+
+@pytest.mark.parametrize(
+    ("claim", "told", "status"),
+    [
+        ({"predicate": {"n": 21}}, None, 413),
+        ({"predicate": {"n": 3, "start": 18}}, None, 413),
+        ({"predicate": {"n": 4}}, 4 * SIZE - 1, 400),
+        ({}, SIZE - 1, 400),
+        ({"predicate": {"n": 4}}, 4 * SIZE, 200),
+        ({"predicate": {"n": 4}}, None, 200),
+        ({}, None, 200),
+    ],
+)
+def test_what_a_request_cannot_claim_is_known_before_it_runs(
+    claim: dict[str, Any], told: int | None, status: int
+) -> None:
+    """More than the pool has, or more than its prompt, where that is given as token ids."""
+    shop = Shop()
+    answer = shop.do("check", claim={"claim_id": "c", **claim}, tokens=told)
+    assert answer.status == status, answer
+
+
 @pytest.mark.parametrize("protection", [p.value for p in Protection])
 @pytest.mark.parametrize("more", [{}, {"min_blocks": 1}, {"predicate": {"n": 1, "start": 20}}])
 def test_a_claim_on_more_than_the_pool_holds_is_no_claim(

@@ -154,6 +154,23 @@ def test_a_stream_is_refused_before_it_begins(served: Any, world: Any, as_a: Cla
     assert "data: [DONE]" in answer.text
 
 
+def test_a_stream_that_outgrows_what_claims_leave_ends_with_the_reason(
+    served: Any, world: Any, as_a: ClaimsClient
+) -> None:
+    as_a.declare("a4", world.prompt(2, 60))
+    endless = {"stream": True, "max_tokens": 40, "ignore_eos": True}
+    claim = {"claim_id": "a4s", "predicate": {"n": 2}, "min_blocks": 1}
+    answer = served.complete(world.prompt(3, 20)[:-5], claim=claim, **endless)
+    assert answer.status_code == 200
+    told = json.loads(answer.headers["x-kvclaims-claim"])
+    assert (told["decision"], told["granted_blocks"]) == ("accepted", 2)
+    *begun, last, done = answer.text.strip().split("\n\n")
+    assert (len(begun), done) == (6, "data: [DONE]")
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["outcome"], error["needed_blocks"], error["shortfall"]) == ("refused", 21, 1)
+    assert "a4" in {blocking["claim"] for blocking in error["blocking_claims"]}
+
+
 def test_the_operator_sees_all_and_owners_their_own(
     served: Any, world: Any, as_a: ClaimsClient
 ) -> None:
@@ -202,6 +219,8 @@ def test_time_is_the_walls_and_no_renewal_comes_late(
 BAD = [
     ({"claim_id": "x", "surprise": 1}, 400, "unknown fields: surprise"),
     ({"claim_id": "x", "predicate": {"n": 0}}, 400, "n is a whole number"),
+    ({"claim_id": "x", "predicate": {"n": 81}}, 413, "speaks of 81 blocks, and the pool has 80"),
+    ({"claim_id": "x", "predicate": {"n": 3}}, 400, "past the 2 of the content"),
     ({"claim_id": "x", "duration": "soon"}, 400, "seconds"),
     ({"claim_id": "x", "owner": "team-b"}, 403, "own name"),
     ({"claim_id": "../x"}, 400, "letters"),

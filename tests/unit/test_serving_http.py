@@ -69,7 +69,11 @@ class Server:
         return asyncio.run(ask())
 
 
-def app_that(status: int, kind: str, *chunks: bytes, seen: list[Any] | None = None) -> Any:
+def app_that(
+    status: int, kind: str, *chunks: bytes, seen: list[Any] | None = None, breaks: bool = False
+) -> Any:
+    """An app that answers so, and `breaks` off at the end."""
+
     async def app(scope: Any, receive: Any, send: Any) -> None:
         body = (await receive())["body"]
         if seen is not None:
@@ -78,6 +82,8 @@ def app_that(status: int, kind: str, *chunks: bytes, seen: list[Any] | None = No
         await send({"type": "http.response.start", "status": status, "headers": headers})
         for chunk in chunks:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        if breaks:
+            raise ValueError("no such event")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     return app
@@ -85,6 +91,7 @@ def app_that(status: int, kind: str, *chunks: bytes, seen: list[Any] | None = No
 
 JSON, STREAM = "application/json", "text/event-stream"
 FAILED = b'data: {"error": {"message": "Internal server error"}}\n\n'
+NAMED = b'event: error\ndata: {"type":"error","error":{"type":"internal_error"}}\n\n'
 REFUSED = {"verdict": [200, VERDICT]}
 PROMPT = {"prompt": [1, 2]}
 
@@ -95,6 +102,11 @@ PROMPT = {"prompt": [1, 2]}
         ("/v1/completions", app_that(500, JSON, b"{}")),
         ("/v1/completions", app_that(200, STREAM, FAILED)),
         ("/v1/chat/completions", app_that(200, STREAM, b"data: role\n\n", FAILED)),
+        ("/v1/messages", app_that(500, JSON, b"{}")),
+        ("/v1/messages", app_that(200, STREAM, b"event: message_start\n\n", NAMED)),
+        ("/inference/v1/generate", app_that(200, STREAM, FAILED)),
+        ("/v1/responses", app_that(500, JSON, b"{}")),
+        ("/v1/responses", app_that(200, STREAM, b"event: a\n\n", b"event: b\n\n", breaks=True)),
     ],
 )
 def test_a_request_that_claims_blocked_leaves_as_503(path: str, app: Any) -> None:
@@ -103,6 +115,71 @@ def test_a_request_that_claims_blocked_leaves_as_503(path: str, app: Any) -> Non
     error = answer.json()["error"]
     assert error["blocking_claims"] == VERDICT["blocking_claims"]
     assert error["message"] == "resident claims leave 19 blocks too few: 1f2e (40 blocks)"
+
+
+DONE = b"data: [DONE]\n\n"
+BEGUN = [b"data: role\n\n", b"data: a\n\n", b"data: b\n\n", b"data: c\n\n"]
+
+
+@pytest.mark.parametrize(
+    ("app", "last"),
+    [
+        (app_that(200, STREAM, *BEGUN, FAILED, DONE), b"data: "),
+        (app_that(200, STREAM, *BEGUN, NAMED), b"event: error\ndata: "),
+        (app_that(200, STREAM, *BEGUN, breaks=True), b"event: error\ndata: "),
+    ],
+)
+def test_a_stream_that_claims_end_says_why(app: Any, last: bytes) -> None:
+    """A request that outgrew what claims leave: its status was sent long ago."""
+    answer = Server(app, REFUSED).request("POST", "/v1/chat/completions", json=PROMPT)
+    assert answer.status_code == 200
+    told = answer.content.removeprefix(b"".join(BEGUN)).removesuffix(DONE)
+    assert told.startswith(last)
+    error = json.loads(told.removeprefix(last))["error"]
+    assert (error["code"], error["retry_after"]) == (503, 9)
+    assert error["blocking_claims"] == VERDICT["blocking_claims"]
+
+
+def test_a_stream_that_breaks_off_for_another_reason_does() -> None:
+    server = Server(app_that(200, STREAM, *BEGUN, breaks=True), {"verdict": [404, {}]})
+    with pytest.raises(ValueError, match="no such event"):
+        server.request("POST", "/v1/chat/completions", json=PROMPT)
+
+
+def test_a_stream_tells_in_its_header_what_became_of_a_claim() -> None:
+    decided = {"decision": "accepted", "granted_blocks": 3}
+    app = app_that(200, STREAM, *BEGUN, DONE)
+    server = Server(app, {"decision": [200, decided]})
+    body = {**PROMPT, "vllm_xargs": {"kvclaims": '{"claim_id": "c"}'}, "stream": True}
+    answer = server.request("POST", "/v1/chat/completions", json=body)
+    assert json.loads(answer.headers["x-kvclaims-claim"]) == decided
+    assert answer.content == b"".join([*BEGUN, DONE])
+    plain = server.request("POST", "/v1/chat/completions", json=PROMPT)
+    assert "x-kvclaims-claim" not in plain.headers
+    assert [asked["op"] for asked in server.asked] == ["check", "decision"]
+
+
+def test_a_request_by_another_route_is_passed_on_as_it_comes() -> None:
+    """Its body is not ours to read: it may be a recording of an hour."""
+    seen: list[Any] = []
+    server = Server(app_that(200, JSON, b"{}", seen=seen))
+    body = {"vllm_xargs": {"kvclaims": "{"}, "kvclaims": 1}
+    assert server.request("POST", "/v1/embeddings", json=body).status_code == 200
+    headers, passed = seen[0]
+    assert passed == body
+    assert headers[b"x-request-id"]
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(("own", "asked"), [(None, "resp_from-a-header"), ("resp_7", "resp_7")])
+def test_a_response_has_the_id_of_its_body(own: str | None, asked: str) -> None:
+    seen: list[Any] = []
+    server = Server(app_that(500, JSON, b"{}", seen=seen), REFUSED)
+    body = {"input": "x"} if own is None else {"input": "x", "request_id": own}
+    given = {"X-Request-Id": "from-a-header"}
+    answer = server.request("POST", "/v1/responses", json=body, headers=given)
+    assert answer.status_code == 503
+    assert (seen[0][1]["request_id"], server.asked[0]["request"]) == (asked, asked)
 
 
 def test_what_never_fits_leaves_as_413() -> None:
