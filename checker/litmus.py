@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvclaims.checker.audit import Fold, read_runs
 from kvclaims.checker.engines import first_line
 from kvclaims.checker.monitor import Monitor
-from kvclaims.checker.programs import FIELD_RULES, Case, Lowering, Program, builtin
+from kvclaims.checker.programs import Case, Lowering, Program, builtin
 from kvclaims.checker.verdicts import Progress, Violation, counted, worst
 from kvclaims.checker.watching import introduce, watch
 from kvclaims.spec.content import content_ids, tokens_of
@@ -30,6 +30,7 @@ from kvclaims.spec.interface import (
     NotExposed,
     Observation,
     PoolConfig,
+    PoolSnapshot,
     Runtime,
 )
 from kvclaims.spec.operations import NoProgress, Operation, needs, perform
@@ -286,6 +287,10 @@ class _Run:
     monitor: Monitor | None = None
     _marks: list[_Mark] = field(default_factory=list)
     _resident_before: frozenset[str] = frozenset()
+    _routed: set[str] = field(default_factory=set)
+    """Contents that routers believe to be on the device."""
+    _misled: int = 0
+    """Contents of which they believe what is not so."""
     _seen: Observation | None = None
 
     def perform(self) -> Iterator[Violation]:
@@ -300,9 +305,16 @@ class _Run:
             runtime = self._open(replace(config, fidelity=fidelity, bound=bound), run_id)
             try:
                 self._watch(runtime)
+                self._hear(runtime)  # some engines tell nothing before they were asked
                 for number, operation in enumerate(self.case.operations, 1):
                     doing = f"operation {number} ({operation})"
-                    self._perform(runtime, operation)
+                    rule = self.case.fails.get(number)
+                    if rule is None:
+                        self._perform(runtime, operation)
+                    elif broken := self._fail(runtime, operation, doing, rule):
+                        yield broken
+                        return
+                    self._hear(runtime)
                 doing = "reading the state"
                 self._read(runtime)
             finally:
@@ -320,9 +332,13 @@ class _Run:
         except Exception as error:  # noqa: BLE001 - a crash of the engine under test is a finding
             yield Violation("B9", f"{doing} raised {type(error).__name__}: {first_line(error)}")
 
+    @property
+    def _features(self) -> frozenset[Feature]:
+        return frozenset(getattr(self.engine, "features", ()))
+
     def _check_features(self) -> None:
         """Raises `NotExposed` where the program asks for what the engine does not have."""
-        has: frozenset[Feature] = frozenset(getattr(self.engine, "features", ()))
+        has = self._features
         lacks = sorted(set().union(*(needs(o) for o in self.case.operations)) - has)
         if lacks:
             raise NotExposed(f"the engine has no {', '.join(lacks)}")
@@ -377,6 +393,35 @@ class _Run:
             introduce(self.monitor, operation)
         perform(runtime, operation)
 
+    def _fail(
+        self, runtime: Runtime, operation: Operation, doing: str, rule: str
+    ) -> Violation | None:
+        """Do what has to be turned down, and look whether that changed anything (B9)."""
+        before, told = runtime.observe(), len(runtime.events())
+        try:
+            self._perform(runtime, operation)
+        except BadOperation as error:
+            if runtime.observe() == before and len(runtime.events()) == told:
+                return None
+            return Violation(
+                "B9", f"{doing} was turned down, and changed the state: {first_line(error)}"
+            )
+        return Violation(rule, f"{doing} was done, and has to be turned down")
+
+    def _hear(self, runtime: Runtime) -> None:
+        """What the engine told routers meanwhile (B8)."""
+        if "routed" not in self.case.expect or Feature.KV_EVENTS not in self._features:
+            return
+        for event in runtime.kv_events():
+            if event.tier != "device":
+                continue
+            if event.kind == "stored":
+                self._routed.update(event.keys)
+            elif event.kind == "removed":
+                self._routed.difference_update(event.keys)
+            else:
+                self._routed.clear()
+
     def _mark(self, runtime: Runtime, operation: Operation) -> None:
         tokens = tokens_of(operation.fields["content"], runtime.config.block_size)
         found = runtime.locate(tokens, operation.fields.get("salt", ""))
@@ -390,8 +435,13 @@ class _Run:
     def _read(self, runtime: Runtime) -> None:
         """Everything that only a live runtime can say."""
         seen = self._seen = runtime.observe()
-        if self.monitor is not None:
-            self.monitor.audit(runtime.snapshot())
+        if self.monitor is None:
+            self.observed |= dict.fromkeys(("queued", "references", "null_uses"), NOT_EXPOSED)
+        else:
+            snapshot = runtime.snapshot()
+            self.monitor.audit(snapshot)
+            self._count_blocks(snapshot)
+        self._read_routed(seen)
         if self._marks:
             self.observed["kv_intact"] = sum(
                 before == after
@@ -415,6 +465,26 @@ class _Run:
                 "hit_blocks": request.hit_blocks,
                 "new_reusable": len(fresh),
             }
+
+    def _count_blocks(self, pool: PoolSnapshot) -> None:
+        null = pool.null_block
+        places = (pool.queue, *pool.holders.values(), *pool.pins.values(), *pool.lookup.values())
+        self.observed |= {
+            "queued": len(set(pool.queue)),
+            "references": sum(facts.ref for facts in pool.facts.values()),
+            "null_uses": NOT_EXPOSED if null is None else sum(p.count(null) for p in places),
+        }
+
+    def _read_routed(self, seen: Observation) -> None:
+        """What routers believe, and where that is not what is resident."""
+        if "routed" not in self.case.expect:
+            return
+        if Feature.KV_EVENTS not in self._features:
+            self.observed["routed"] = NOT_EXPOSED
+            self.not_exposed.append("routed: the engine's KV events are not heard")
+            return
+        self.observed["routed"] = len(self._routed)
+        self._misled = len(self._routed ^ seen.resident.keys())
 
     def _request_ids(self, runtime: Runtime) -> set[str]:
         size = runtime.config.block_size
@@ -443,7 +513,11 @@ class _Run:
         for name, wanted in self.case.expect.items():
             got = self.observed.get(name)
             if got not in (wanted, NOT_EXPOSED):
-                yield Violation(FIELD_RULES[name], f"{name} is {got}, expected {wanted}")
+                yield Violation(self.program.rule(name), f"{name} is {got}, expected {wanted}")
+        if self._misled:
+            yield Violation(
+                "B8", f"of {self._misled} contents the KV events say what is not so at the end"
+            )
 
     def _count(self, fold: Fold) -> None:
         self.observed |= {name: fold.counts.get(kind, 0) for name, kind in _EVENT_COUNTS.items()}

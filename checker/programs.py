@@ -7,6 +7,10 @@ A program file holds
     request = "active"             whose outcome is judged;  claim = "keep" likewise
     do = [ {op = "submit", …}, … ] the operations of `kvclaims.spec.operations`
     [expect]                       field = value, see `FIELDS`
+    [rule]                         field = the rule that is broken where it is another value, if
+                                   that is not the one in `FIELD_RULES`
+
+An operation with `fails = "L1"` has to be turned down, because of that rule, and to change nothing.
 
 A matrix has a list of pools in `usable` and one or more `[[mode]]`, each with a `name`, its own
 `do`, an `expect` that is the same in every pool and an `expect_each` with one value per pool.  A
@@ -21,7 +25,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -71,6 +75,10 @@ FIELDS: Final[dict[str, tuple[Check, str]]] = {
     "survivors": (_is_count, "a count"),
     "materialized": (lambda value: type(value) is bool, "true or false"),
     "kv_intact": (_is_count, "a count"),
+    "queued": (_is_count, "a count"),
+    "references": (_is_count, "a count"),
+    "null_uses": (_is_count, "a count"),
+    "routed": (_is_count, "a count"),
     "lowering": (lambda value: value in ("rejected", "accepted"), "rejected or accepted"),
     "exact_tokens": (_is_count, "a count"),
     "leading_tokens": (_is_count, "a count"),
@@ -82,9 +90,12 @@ Counts are of events in the whole run, except: `shortfall`, `free` (blocks in th
 it was refused), `blocking_claims`, `waits_on` (of its first deferral), `deferred`, `hit_blocks`
 and `new_reusable` (contents of the request that became resident) speak of the program's request;
 `leading`, `survivors` and `materialized` of its claim; `kv_intact` counts marked blocks whose KV
-bytes did not change.  What a reader of the mode's mechanism is served, whatever was promised:
-`exact_tokens` and of those `leading_tokens`, and `output_error`, the largest relative error of an
-attention output, to two decimals."""
+bytes did not change.  Of the pool at the end: `queued` counts the blocks met by walking the free
+queue, `references` sums the reference counts, `null_uses` counts the places where the null block
+stands (the queue, requests, claims, hashes), `routed` the contents that a replay of the engine's KV
+events yields on the device.  What a reader of the mode's mechanism is served, whatever was
+promised: `exact_tokens` and of those `leading_tokens`, and `output_error`, the largest relative
+error of an attention output, to two decimals."""
 
 FIELD_RULES: Final = {
     "outcome": "F4",
@@ -107,12 +118,16 @@ FIELD_RULES: Final = {
     "survivors": "L3",
     "materialized": "L7",
     "kv_intact": "P1",
+    "queued": "B1",
+    "references": "B2",
+    "null_uses": "B6",
+    "routed": "B8",
     "lowering": "L5",
     "exact_tokens": "L2",
     "leading_tokens": "L2",
     "output_error": "L2",
 }
-"""The rule that is broken where a number is another than expected."""
+"""The rule that is broken where a number is another than expected, unless the program names one."""
 
 OF_REQUEST: Final = frozenset(
     {
@@ -148,6 +163,8 @@ class Case:
     expect: Mapping[str, Any]
     mechanism: str | None = None
     """What keeps the KV of the pool; None for the engine as it is."""
+    fails: Mapping[int, str] = field(default_factory=dict)
+    """Operations, counted from 1, that have to be turned down, with the rule that says so."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +183,12 @@ class Program:
     cases: tuple[Case, ...]
     fold: str | None = None
     lowering: Lowering | None = None
+    rule_of: Mapping[str, str] = field(default_factory=dict)
+    """Field → rule, where that is not the one in `FIELD_RULES`."""
+
+    def rule(self, name: str) -> str:
+        """The rule that is broken where this field is another than expected."""
+        return self.rule_of.get(name, FIELD_RULES[name])
 
 
 def builtin() -> tuple[Program, ...]:
@@ -221,7 +244,7 @@ class _Reader:
         self._file = file
 
     def program(self, raw: dict[str, Any]) -> Program:
-        shape = {"id", "title", "rules", "defer_limit", "request", "claim", "usable"}
+        shape = {"id", "title", "rules", "defer_limit", "request", "claim", "usable", "rule"}
         if "fold" in raw:
             shape = {"id", "title", "rules", "fold"}
         elif "mode" in raw:
@@ -240,8 +263,10 @@ class _Reader:
             cases=() if fold else self._cases(raw),
             fold=fold,
             lowering=self._lowering(raw),
+            rule_of=self._rule_of(raw),
         )
         self._check_subjects(program)
+        self._check_rules(program)
         return program
 
     def _cases(self, raw: dict[str, Any]) -> tuple[Case, ...]:
@@ -250,7 +275,8 @@ class _Reader:
             expect = self._expect(raw, "expect", "")
             if odd := sorted(OF_MECHANISM & expect.keys()):
                 raise self._wrong(f"expecting {odd[0]} needs a mode with a 'mechanism'")
-            return (Case("", usable, self._operations(raw, ""), expect),)
+            operations, fails = self._operations(raw, "")
+            return (Case("", usable, operations, expect, fails=fails),)
         sizes = raw.get("usable")
         if not isinstance(sizes, list) or not sizes:
             raise self._wrong("usable must be a list of pools in a matrix")
@@ -266,35 +292,42 @@ class _Reader:
         self._only(mode, {"name", "do", "expect", "expect_each", "mechanism"}, "mode: ")
         name = self._text(mode, "name")
         where = f"mode {name!r}: "
-        operations = self._operations(mode, where)
+        operations, fails = self._operations(mode, where)
         mechanism = self._optional_text(mode, "mechanism")
         same = self._expect(mode, "expect", where) if "expect" in mode else {}
         each = mode.get("expect_each", {})
         if not isinstance(each, dict):
             raise self._wrong(f"{where}expect_each must be a table")
-        for field, values in each.items():
+        for of, values in each.items():
             if not isinstance(values, list) or len(values) != len(pools):
-                raise self._wrong(f"{where}expect_each: {field} needs one value for each pool")
+                raise self._wrong(f"{where}expect_each: {of} needs one value for each pool")
         cases = []
         for index, usable in enumerate(pools):
-            own = {field: values[index] for field, values in each.items()}
+            own = {of: values[index] for of, values in each.items()}
             expect = {**same, **self._checked(own, f"{where}expect_each: ")}
             if mechanism is None and (odd := sorted(OF_MECHANISM & expect.keys())):
                 raise self._wrong(f"{where}expecting {odd[0]} needs a 'mechanism'")
-            cases.append(Case(f"{name}/{usable}", usable, operations, expect, mechanism))
+            cases.append(Case(f"{name}/{usable}", usable, operations, expect, mechanism, fails))
         return cases
 
-    def _operations(self, table: dict[str, Any], where: str) -> tuple[Operation, ...]:
+    def _operations(
+        self, table: dict[str, Any], where: str
+    ) -> tuple[tuple[Operation, ...], dict[int, str]]:
+        """The operations, and those that have to fail."""
         raw = table.get("do")
         if not isinstance(raw, list) or not raw:
             raise self._wrong(f"{where}do must be a list of operations")
-        operations = []
+        operations, fails = [], {}
         for index, one in enumerate(raw, 1):
+            plain = one
+            if isinstance(one, dict) and "fails" in one:
+                fails[index] = one["fails"]
+                plain = {key: value for key, value in one.items() if key != "fails"}
             try:
-                operations.append(parse(one))
+                operations.append(parse(plain))
             except BadOperation as error:
                 raise self._wrong(f"{where}operation {index}: {error}") from None
-        return tuple(operations)
+        return tuple(operations), fails
 
     def _expect(self, table: dict[str, Any], key: str, where: str) -> dict[str, Any]:
         raw = table.get(key)
@@ -303,12 +336,12 @@ class _Reader:
         return self._checked(raw, f"{where}{key}: ")
 
     def _checked(self, raw: dict[str, Any], where: str) -> dict[str, Any]:
-        for field, value in raw.items():
-            if field not in FIELDS:
-                raise self._wrong(f"{where}unknown field {field!r}")
-            check, meaning = FIELDS[field]
+        for name, value in raw.items():
+            if name not in FIELDS:
+                raise self._wrong(f"{where}unknown field {name!r}")
+            check, meaning = FIELDS[name]
             if not check(value):
-                raise self._wrong(f"{where}{field} must be {meaning}")
+                raise self._wrong(f"{where}{name} must be {meaning}")
         return raw
 
     def _check_subjects(self, program: Program) -> None:
@@ -331,6 +364,27 @@ class _Reader:
                 raise self._wrong("expecting kv_intact needs a 'mark' operation")
         if (program.lowering is not None) != any("lowering" in c.expect for c in program.cases):
             raise self._wrong("[lowering] and the expected field 'lowering' go together")
+
+    def _rule_of(self, raw: dict[str, Any]) -> dict[str, str]:
+        table = raw.get("rule", {})
+        if not isinstance(table, dict):
+            raise self._wrong("rule must be a table")
+        return table
+
+    def _check_rules(self, program: Program) -> None:
+        """What a number or a failure is judged by is a rule that the program is about."""
+        expected = {name for case in program.cases for name in case.expect}
+        for name, rule in program.rule_of.items():
+            if name not in expected:
+                raise self._wrong(f"rule: {name} is not expected")
+            if rule not in program.rules:
+                raise self._wrong(f"rule: {name} must be judged by one of the program's rules")
+        for case in program.cases:
+            for index, rule in case.fails.items():
+                if rule not in program.rules:
+                    raise self._wrong(
+                        f"operation {index}: fails must be one of the program's rules"
+                    )
 
     def _lowering(self, raw: dict[str, Any]) -> Lowering | None:
         table = raw.get("lowering")

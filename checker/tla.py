@@ -77,7 +77,7 @@ def tla(instance: Instance, name: str = "") -> Module:
 
     Raises BadOperation where `name` cannot name a module.
     """
-    name = name or instance.machine.name
+    name = name or _identifier(instance.machine.name)
     if not is_module_name(name):
         raise BadOperation(
             f"{name!r} cannot name a TLA+ module (letters, digits and underscores, a letter first)"
@@ -146,7 +146,13 @@ def property_name(prop: Property) -> str:
     return f"{prop.rule}_{re.sub(r'[^A-Za-z0-9]+', '_', prop.name).strip('_')}"
 
 
+def _identifier(name: str) -> str:
+    """The name as TLA+ can have it: names of the composed machine may hold spaces, say."""
+    return re.sub(r"\W+", "_", name, flags=re.ASCII)
+
+
 def _distinct(wanted: str, taken: set[str]) -> str:
+    wanted = _identifier(wanted)
     while wanted in taken or wanted in KEYWORDS:
         wanted += "_"
     taken.add(wanted)
@@ -167,7 +173,7 @@ def _primed(term: Term, inside: bool = False) -> Term:
 def _renamed(term: Term, taken: frozenset[str]) -> Term:
     """The term with bound variables that have no name of the module, nor of an outer variable."""
     if isinstance(term, Bind):
-        name = term.var.name
+        name = _identifier(term.var.name)
         while name in taken or name in KEYWORDS:
             name += "_"
         var = Var(name, term.var.sort)
@@ -192,7 +198,12 @@ class _Writer:
         self.symbols = {symbol: _distinct(symbol.name, taken) for symbol in machine.symbols}
         self.actions = {a.name: _distinct(a.name, taken) for a in machine.actions}
         self.properties = {p: _distinct(property_name(p), taken) for p in machine.properties}
-        self.choices = {n: _distinct(f"Choices_{n}", taken) for n in instance.choices}
+        self.sort_of = {p.name: p.sort for a in machine.actions for p in a.params}
+        self.choices = {
+            param: _distinct(f"Choices_{param}", taken)
+            for param in instance.choices
+            if param in self.sort_of  # a slice may lack the actions that have it
+        }
         self.constants = tuple(s for s in machine.symbols if s.rigid and self._is_fixed(s))
         self.variables = tuple(s for s in machine.symbols if s not in self.constants)
         self.here = {s: _distinct(f"{self.symbols[s]}_here", taken) for s in self.constants}
@@ -504,16 +515,14 @@ class _Writer:
                 elements = ", ".join(self._named(sort, i) for i in self.instance.domain(sort))
                 yield f"  {name} = {{{elements}}}"
         yield f"  Numbers = {{{', '.join(map(str, self.instance.numbers))}}}"
-        params = {p.name: p.sort for a in self.machine.actions for p in a.params}
         for param, name in self.choices.items():
-            elements = ", ".join(
-                self._named(params[param], i) for i in self.instance.choices[param]
-            )
+            sort = self.sort_of[param]
+            elements = ", ".join(self._named(sort, i) for i in self.instance.choices[param])
             yield f"  {name} = {{{elements}}}"
         for symbol in self.constants:
             yield f"  {self.symbols[symbol]} <- {self.here[symbol]}"
         for kind, props in (
-            ("INVARIANTS", self.machine.invariants),
+            ("INVARIANTS", [p for p in self.machine.properties if not p.of_steps]),
             ("PROPERTIES", self.machine.step_properties),
         ):
             if props:

@@ -52,6 +52,8 @@ In the table, *proved* counts obligations of the rule's machines, for any number
 and requests, those of refinement and ranking included (`kvclaims prove`); *explored* counts pinned
 instances that are covered completely (`kvclaims explore`); *litmus* and *faults* count programs
 and planted faults of the rule (`kvclaims litmus`, `kvclaims faults`). A dash is nothing, no pass.
+Where no litmus program can show a rule, the column names what runs it instead, and the rule's
+section says why.
 """
 
 EXCEPT: Final[Mapping[str, str]] = {
@@ -75,6 +77,43 @@ EXCEPT: Final[Mapping[str, str]] = {
     "V4": "Under fairness: readers finish, and mapping does not fail for ever.",
 }
 """Where a rule does not hold, or holds only so far: the contract's own exceptions."""
+
+
+_NO_CALLER: Final = (
+    "No litmus program can show this: the interface that programs are run through has one caller, "
+    "the operator. Owners are told apart at the desk of a vLLM that serves"
+)
+_NO_LENDING: Final = (
+    "No litmus program can ask for this: an engine lends and takes back by itself, and no "
+    "operation of a program does. On an engine that lends (`KVCLAIMS_ELASTIC=8 kvclaims litmus "
+    "--engine vllm-engine`) the monitor judges each step of the memory in every program; runs that "
+    "are sure to lend, and faults planted in what moves the memory, are those of "
+    "`tests/integration/test_vllm_elastic_judged.py`; `kvclaims elastic demo` shows scenes on the "
+    "CPU twin, judged by the machine."
+)
+
+ELSEWHERE: Final[Mapping[str, tuple[str, str]]] = {
+    "Q1": ("desk", f"{_NO_CALLER} (`tests/integration/test_serving_desk.py`)."),
+    "Q2": (
+        "desk",
+        "No litmus program can show this: quotas and caps are settings of a vLLM that serves, and "
+        "a pool that a program opens has none (`tests/integration/test_serving_desk.py`).",
+    ),
+    "Q3": ("desk", f"{_NO_CALLER} (`tests/integration/test_serving_desk.py`)."),
+    "O1": (
+        "tier",
+        "No litmus program can show this: a pool that a program opens has one tier. On vLLM's own "
+        "tier `kvclaims tier tier-restore --engine vllm` does.",
+    ),
+    "O2": ("tier", "On vLLM's own tier also `kvclaims tier tier-failed --engine vllm`."),
+    "O3": (
+        "tier",
+        "That a lookup promises nothing is shown on vLLM's own tier: `kvclaims tier tier-restore "
+        "--engine vllm`.",
+    ),
+    **dict.fromkeys(("E1", "E2", "E3", "E4", "E5", "V4"), ("elastic", _NO_LENDING)),
+}
+"""What runs a rule beside litmus programs, in a word, and for those without one the reason."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +223,7 @@ def _table(statuses: Statuses, sources: Sources) -> str:
             rule.meaning,
             f"{proved:,}/{asked:,}" if asked else "–",
             str(explored or "–"),
-            str(len(sources.programs_of(number)) or "–"),
+            str(len(sources.programs_of(number)) or ELSEWHERE.get(number, "–")[0]),
             str(len(sources.faults_of(number)) or "–"),
         )
         lines.append(f"| {' | '.join(cells)} |")
@@ -212,6 +251,8 @@ def _section(rule: str, statuses: Statuses, sources: Sources) -> Iterator[str]:
         yield "No machine states this rule yet.\n"
     yield from _listed("Guards", _guards(rule))
     yield from _listed("Litmus", map(_program, sources.programs_of(rule)))
+    if rule in ELSEWHERE:
+        yield f"{ELSEWHERE[rule][1]}\n"
     yield from _listed("Faults that must be caught", map(_fault, sources.faults_of(rule)))
 
 

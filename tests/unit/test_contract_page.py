@@ -12,6 +12,8 @@ import pytest
 
 from kvclaims.checker.instances import MACHINES
 from kvclaims.checker.notation import MATHEMATICS, laid_out
+from kvclaims.checker.programs import builtin
+from kvclaims.checker.tiers import PROGRAMS
 from kvclaims.spec.language import show
 from kvclaims.spec.vocabulary import RULES
 
@@ -90,6 +92,26 @@ def test_programs_and_faults_of_a_rule_are_listed(page: str) -> None:
     assert "- `L3`, a hard claim on the resident prefix" in section
     assert "Faults that must be caught:" in section
     assert "A fault may take the content of a protected block" in section
+
+
+def test_every_rule_is_run_by_a_program_or_it_is_said_what_runs_it(
+    tool: ModuleType, page: str
+) -> None:
+    covered = {rule for program in builtin() for rule in program.rules}
+    assert {rule for rule in RULES if rule not in covered} <= tool.ELSEWHERE.keys()
+    for rule, (word, reason) in tool.ELSEWHERE.items():
+        is_without = reason.startswith("No litmus program can ")
+        assert is_without == (rule not in covered)
+        assert f"\n{reason}\n" in page[page.index(f"## {rule}: ") :]
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| [{rule}](")]
+        assert row.split(" | ")[4].isdigit() != is_without
+        assert word in (row if is_without else reason)
+    told = " ".join(reason for _, reason in tool.ELSEWHERE.values())
+    files, programs = re.findall(r"`(tests/\S+)`", told), re.findall(r"kvclaims tier (\S+)", told)
+    assert files
+    assert all((ROOT / file).is_file() for file in files)
+    assert programs
+    assert set(programs) <= set(PROGRAMS)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvclaims.checker.engines import find, ready
+from kvclaims.checker.faults import Edit, Fault, named, planted
 from kvclaims.checker.litmus import LitmusReport, litmus
 from kvclaims.checker.programs import FIELD_RULES, FIELDS, Program, builtin, load, select
 from kvclaims.spec.interface import (
@@ -103,6 +104,94 @@ def test_every_wrong_number_is_told_by_its_own_rule(
     (violation,) = report.to_json()["violations"]
     assert (violation["rule"], violation["message"]) == (rule, message)
     assert len(violation["operations"]) == 6
+
+
+def _edit(rule: str, path: str, function: str, find_: str, replace: str) -> Fault:
+    return Fault("test", rule, "a test", (Edit(path, function, find_, replace),), budget=1)
+
+
+def _called_restored() -> Fault:
+    phase = "self._phase(entry)"
+    back = f"{phase} is Phase.HARMED and self._survival(entry)[0] == entry.granted.n"
+    return _edit(
+        "O3",
+        "reference/residency.py",
+        "Residency.views",
+        phase,
+        f"Phase.MATERIALIZED if {back} else {phase}",
+    )
+
+
+RENEWED_FOR_EVER = _edit(
+    "V2", "reference/residency.py", "Residency.renew", "self._narrator.now + duration", "None"
+)
+EVICTED_UNSAID = _edit(
+    "B8",
+    "reference/narrator.py",
+    "Narrator._note_content",
+    'KvEvent("removed", (key,))',
+    'KvEvent("removed", ())',
+)
+DROPPED_FIRST = _edit(
+    "B9",
+    "reference/residency.py",
+    "Residency.end",
+    "self._end(self._responsible(claim_id), how)",
+    "self.reset()\nself._end(self._responsible(claim_id), how)",
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "fault", "also", "message"),
+    [
+        ("generations", "second-life", (), "operation 4 (declare"),
+        ("free-queue", "counter-not-lowered", (), "the free counter: the machine says 20"),
+        ("counted", "second-reference-lost", (), "references is 71, expected 191"),
+        ("null-block", "null-block-free", ("F3", "P1"), "null_uses is 2, expected 0"),
+        ("routed", EVICTED_UNSAID, (), "routed is 130, expected 80"),
+        ("turned-down", "abort-of-the-ended", (), "operation 8 (abort request=resident) raised"),
+        ("turned-down", DROPPED_FIRST, (), "was turned down, and changed the state: no claim"),
+        ("recomputed", _called_restored(), ("T2",), "materialized is True, expected False"),
+        ("lease-ends", RENEWED_FOR_EVER, (), "expired is 0, expected 1"),
+    ],
+)
+def test_a_fault_is_told_by_the_rule_that_the_program_is_about(
+    program: str, fault: str | Fault, also: tuple[str, ...], message: str
+) -> None:
+    """`also`: what cannot but be broken with it.  That block 0 is used means that it is not in the
+    machine's queue; what is shown of a claim and what its trace tells are not the same."""
+    reference = find("reference")
+    with planted(named(fault, reference) if isinstance(fault, str) else fault, reference):
+        report = run(select([program]))
+    (rule,) = report.programs[0].program.rules
+    violations = report.to_json()["violations"]
+    assert {v["rule"] for v in violations} == {rule, *also}
+    assert [v for v in violations if v["rule"] == rule and message in v["message"]]
+    assert run(select([program])).verdict is Verdict.HOLDS
+
+
+def test_what_has_to_fail_and_does_not_ends_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(
+        'id = "x"\ntitle = "a release that may be done"\nrules = ["L1"]\nusable = 8\n'
+        'do = [\n  {op = "declare", claim = "c", content = [["A", 2]], n = 2},\n'
+        '  {op = "release", claim = "c", fails = "L1"},\n  {op = "drain"},\n]\n'
+        "[expect]\naccepted = 1\n"
+    )
+    (violation,) = run((load(path),)).to_json()["violations"]
+    told = "operation 2 (release claim=c) was done, and has to be turned down"
+    assert (violation["rule"], violation["message"]) == ("L1", told)
+
+
+def test_without_kv_events_or_a_pool_to_look_at_nothing_is_counted() -> None:
+    deaf = Altered("events", lambda original: original())  # it has no features
+    assert run(select(["routed"]), deaf).verdict is Verdict.NOT_EXPOSED
+    blind = Altered("snapshot", raises(NotExposed("no access to the pool")))
+    (program,) = run(select(["counted"]), blind).to_json()["programs"]
+    assert (program["observed"]["references"], program["observed"]["queued"]) == (
+        "not_exposed",
+        "not_exposed",
+    )
 
 
 def test_evicting_in_the_order_of_use_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

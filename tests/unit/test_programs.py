@@ -69,6 +69,17 @@ def test_a_file_is_a_program_like_any_other(tmp_path: Path) -> None:
     assert program.defer_limit == 1
 
 
+def test_a_number_may_be_judged_by_another_rule_and_an_operation_have_to_fail(
+    tmp_path: Path,
+) -> None:
+    text = GOOD.replace('op = "drain"', 'op = "drain", fails = "F3"')
+    program = load(write(tmp_path, f'{text}victims = 0\n[rule]\noutcome = "F3"\n'))
+    assert (program.rule("outcome"), program.rule("victims")) == ("F3", "F5")
+    (case,) = program.cases
+    assert case.fails == {2: "F3"}
+    assert case.operations[1].to_json() == {"op": "drain"}
+
+
 def test_a_matrix_has_one_case_for_each_mode_and_pool(tmp_path: Path) -> None:
     program = load(write(tmp_path, MATRIX))
     assert [(c.name, c.usable, c.expect["victims"]) for c in program.cases] == [
@@ -117,6 +128,19 @@ def test_a_matrix_has_one_case_for_each_mode_and_pool(tmp_path: Path) -> None:
             "expecting leading_tokens needs a mode with a 'mechanism'",
         ),
         ('outcome = "served"', "output_error = 1", "expect: output_error must be a number such"),
+        ('op = "drain"', 'op = "drain", fails = "L1"', "operation 2: fails must be one of the"),
+        ('op = "drain"', 'op = "drain", fails = 1', "operation 2: fails must be one of the"),
+        (
+            'outcome = "served"',
+            'outcome = "served"\n[rule]\noutcome = "L1"',
+            "rule: outcome must be judged by one of the program's rules",
+        ),
+        (
+            'outcome = "served"',
+            'outcome = "served"\n[rule]\nvictims = "F3"',
+            "rule: victims is not expected",
+        ),
+        ('rules = ["F3"]', 'rules = ["F3"]\nrule = 1', "rule must be a table"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, old: str, new: str, message: str) -> None:
