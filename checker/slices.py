@@ -84,6 +84,8 @@ def _slice(
             "trace_times": more.get("meetings", 0),
             "owners_version": more.get("versions", 2),
             "claims_left": more.get("duration", 0),
+            # No claim of a slice lives twice: the limit shows who would, and cuts nothing off.
+            "claims_generation": 2,
         },
         rigid={
             "null": {(i,): int(i == 0) for i in range(len(blocks))},
