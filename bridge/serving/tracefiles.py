@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import time
 from collections import deque
 from itertools import islice
@@ -148,4 +149,8 @@ def in_order(path: Path) -> list[Path]:
 
 
 def _full(path: Path) -> list[Path]:
-    return sorted(path.parent.glob(f"{path.stem}-[0-9]*.jsonl"))
+    """Those put aside, and none of another trace whose name begins like this one's."""
+    put_aside = re.compile(rf"{re.escape(path.stem)}-\d{{12,}}\.jsonl")
+    folder = path.parent
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(file for file in found if put_aside.fullmatch(file.name))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final
@@ -42,14 +43,15 @@ class Serving:
                 "(several kinds of attention)"
             )
         usable = scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1
+        settings = _of_rank(settings, scheduler.vllm_config.parallel_config)
         self.settings = settings
         self.tally = Tally()
         self.spans = Spans.where_installed()
         self._sinks: list[Callable[[Event], None]] = [self.tally.heard]
         self.trace: TraceQueue | None = None
         if settings.trace:
-            path = _of_rank(Path(settings.trace), scheduler.vllm_config.parallel_config)
-            self.trace = TraceQueue(TraceFiles(path, settings.trace_bytes, settings.trace_files))
+            files = TraceFiles(Path(settings.trace), settings.trace_bytes, settings.trace_files)
+            self.trace = TraceQueue(files)
             self._sinks.append(self.trace.hear)
         if self.spans is not None:
             self._sinks.append(self.spans.heard)
@@ -94,10 +96,15 @@ class Serving:
             sink(event)
 
 
-def _of_rank(path: Path, parallel: Any) -> Path:
-    """With data parallelism each rank is an engine of its own, with a trace of its own."""
+def _of_rank(settings: Settings, parallel: Any) -> Settings:
+    """With data parallelism each rank is an engine of its own: its run and its trace have a name of
+    their own, and the names of files still sort by trace and then by time."""
     rank = int(getattr(parallel, "data_parallel_index", 0))
-    return path.with_name(f"{path.stem}-dp{rank}{path.suffix}") if rank else path
+    if not rank:
+        return settings
+    trace = Path(settings.trace)
+    own = str(trace.with_name(f"dp{rank}-{trace.name}")) if settings.trace else ""
+    return replace(settings, run_id=f"{settings.run_id}-dp{rank}", trace=own)
 
 
 def settings_of(scheduler: Any) -> Settings | None:

@@ -375,6 +375,59 @@ def test_the_trace_is_written_and_closed(tmp_path: Path) -> None:
     assert report.verdict is Verdict.HOLDS, report
 
 
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Two engines of one data-parallel server, with the same settings."""
+    from kvclaims.bridge.vllm import setup
+
+    plain, shops = setup.scheduler_config, []
+    for rank in range(2):
+
+        def ranked(*args: Any, rank: int = rank, **more: Any) -> Any:
+            config = plain(*args, **more)
+            config.parallel_config.data_parallel_index = rank
+            return config
+
+        monkeypatch.setattr(setup, "scheduler_config", ranked)
+        told = {"trace": str(tmp_path / "trace.jsonl"), "trace_bytes": 1024, "trace_files": 0}
+        shops.append(Shop(**told, trace_tables=True))
+    return shops
+
+
+def test_each_rank_writes_a_trace_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one folder, both rotated: each is whole under the guide's command for its name, and both
+    are, one after the other, in one file (T1, T3)."""
+    from kvclaims.checker.audit import audit
+
+    shops = ranks(tmp_path, monkeypatch)
+    for i in range(6):
+        for rank, shop in enumerate(shops):
+            shop.declare(f"c{i}", "ABC"[i % 3], 15)
+            shop.ask(f"r{i}", tokens("DE"[rank], 10 - rank))
+            shop.run()
+            shop.do("release", claim_id=f"c{i}")
+    for shop in shops:
+        shop.scheduler.shutdown()
+    wholes = []
+    for rank, (name, run) in enumerate([("trace", "server"), ("dp1-trace", "server-dp1")]):
+        files = sorted(tmp_path.glob(f"{name}*.jsonl"))
+        assert len(files) > 3
+        wholes.append(tmp_path / f"whole{rank}")
+        wholes[-1].write_bytes(b"".join(file.read_bytes() for file in files))
+        report = audit([wholes[-1]])
+        assert report.verdict is Verdict.HOLDS
+        assert [told.run_id for told in report.runs] == [run]
+        lives = report.runs[0].fold.requests.values()
+        assert [(str(life.outcome), life.shortfall) for life in lives] == [
+            ("refused", 5 - rank)
+        ] * 6
+    both = tmp_path / "both"
+    both.write_bytes(b"".join(whole.read_bytes() for whole in wholes))
+    assert [told.run_id for told in audit([both]).runs] == ["server", "server-dp1"]
+    assert len(audit(wholes).runs) == 2
+
+
 def state(shop: Any) -> Any:
     book = shop.enforcer.book
     claims = {c: (x.phase, x.spec, dict(x.cover), x.end) for c, x in book.claims.items()}

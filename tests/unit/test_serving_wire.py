@@ -161,6 +161,28 @@ def test_full_files_are_put_aside_and_the_oldest_deleted(tmp_path: Path) -> None
     assert all(path.stat().st_size < 1400 for path in paths)
 
 
+@pytest.mark.parametrize("stem", ["t", "t[1]", "dp1-t"])
+def test_traces_whose_names_begin_alike_leave_each_other_alone(tmp_path: Path, stem: str) -> None:
+    """Two engines in one folder: what one puts aside or finds is its own."""
+    own, other = tmp_path / f"{stem}.jsonl", tmp_path / f"{stem}-2.jsonl"
+    for _ in range(2):  # the second time, each finds the files of the first
+        traces = [traced(path, keep=1) for path in (other, own)]
+        tellers = [recorder(trace) for trace in traces]
+        for _ in range(40):
+            for told in tellers:
+                told.emit("pool_reset", succeeded=True)
+        for trace in traces:
+            trace.work()
+        for path in (own, other):
+            files = in_order(path)
+            assert len(files) == 2
+            seen = [parse_event(line).seq for file in files for line in file.open()]
+            assert seen == list(range(seen[0], 40))
+        for trace in traces:
+            trace.close()
+    assert len(list(tmp_path.glob("*-before-*"))) == 2
+
+
 def test_every_file_is_kept_where_that_is_asked(tmp_path: Path) -> None:
     files = traced(tmp_path / "t.jsonl", keep=0)
     told = recorder(files)
