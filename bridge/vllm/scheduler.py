@@ -55,6 +55,7 @@ _TAKEN_BACK: Final = "lent_memory_returned"
 """Why a cached block was given up: for a request, or for nobody's sake but the memory's."""
 
 _RUNNING: Final = RequestStatus.RUNNING
+_WITHOUT_HOPE: Final = (Outcome.REFUSED, Outcome.CAPACITY_REQUIRED)
 _WAITING: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 _GIVES_WAY: Final = (RequestStatus.RUNNING, RequestStatus.WAITING_FOR_REMOTE_KVS)
 """What a request is whose blocks vLLM frees though it has not ended: it was preempted, or nothing
@@ -417,6 +418,9 @@ class ClaimEnforcer(Reactions):
         draws = self._draws(request, held + len(hits))
         free = self.queue_length()
         if waiting:
+            self._blocked = self._hopeless(request, hits, draws, free, kwargs)
+            if self._blocked is not None:
+                return None
             self._admitting = (request, len(hits), free)
         self.observer.draws = {p: self.book.claims[c[0]].name for p, c in draws.items()}
         try:
@@ -431,6 +435,28 @@ class ClaimEnforcer(Reactions):
             self._blocked = self._judge(request, hits, draws, free, kwargs)
         self._admitting = None
         return blocks
+
+    def _hopeless(
+        self,
+        request: Any,
+        hits: list[int],
+        draws: dict[int, list[str]],
+        free: int,
+        asked: Mapping[str, Any],
+    ) -> Blocked | None:
+        """Why a waiting request could not have all that it needs even if all others ended, where
+        vLLM would let it begin all the same: it looks at the next chunk alone, or at no room for
+        drafts.  The request would come to its end of room, give way to itself, and begin anew."""
+        ahead = asked.get("num_lookahead_tokens", 0)
+        if asked.get("full_sequence_must_fit") and not ahead:
+            return None
+        queued = sum(self.ref(block) == 0 for block in hits)
+        wanted = self._needed(request, ahead) - len(hits) + queued - len(draws)
+        if wanted <= free - self.book.owed:
+            return None
+        blocked = self._judge(request, hits, draws, free, asked)
+        is_so = blocked is not None and blocked.judgement.outcome in _WITHOUT_HOPE
+        return blocked if is_so else None
 
     def _continue(
         self, allocate: Callable[..., Any], request: Any, *args: Any, **kwargs: Any
@@ -504,7 +530,7 @@ class ClaimEnforcer(Reactions):
             usable=self.usable,
             promises=self.book.promises() if draws else {_ALL: self.book.all_together()},
             active=active,
-            need=self._needed(request, asked) - len(hits),
+            need=self._needed(request, asked.get("num_lookahead_tokens", 0)) - len(hits),
             holds=frozenset(hits),
             materializes={c: frozenset(positions) for c, positions in materializes.items()},
         )
@@ -516,10 +542,11 @@ class ClaimEnforcer(Reactions):
             situation, found = _kept_for_others(situation, reserved)
         return Blocked(request, situation, found, free, len(draws), tuple(hits), seen)
 
-    def _needed(self, request: Any, asked: Mapping[str, Any]) -> int:
-        """The blocks that vLLM wants for a request, room for drafts of its next tokens included."""
-        ahead = request.num_tokens + asked.get("num_lookahead_tokens", 0)
-        return self._blocks(max(request.num_tokens, min(ahead, self.scheduler.max_model_len)))
+    def _needed(self, request: Any, ahead: int) -> int:
+        """The blocks that vLLM wants for a request, with room for so many tokens of drafts."""
+        known = request.num_tokens
+        most = max(known, self.scheduler.max_model_len)
+        return self._blocks(min(known + ahead, most))
 
     def _seen(self, request: Any, hits: list[int], reserved: int) -> tuple[Any, ...]:
         """What a judgement is made by, but for how many blocks are free."""
@@ -531,10 +558,11 @@ class ClaimEnforcer(Reactions):
         blocks are free, and no claim is promised them (F2).  What they will draw on the reserves of
         claims is in those.  By content, as in `ClaimBook.granted`."""
         needs: Counter[str] = Counter()
+        ahead = getattr(self.scheduler, "num_lookahead_tokens", 0)
         for request in self.scheduler.running:
-            known = request.num_tokens - bool(request.num_output_tokens)  # the last one runs next
+            now = ahead - bool(request.num_output_tokens)  # the last token is of the next step
             held = len(self.observer.held.get(self.alias(request.request_id), ()))
-            missing = range(held, self._blocks(known))
+            missing = range(held, self._needed(request, now))
             if not missing:
                 continue
             keys = self.names.of_request(request) if admits_reuse(request) else []

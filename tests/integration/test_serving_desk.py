@@ -311,6 +311,32 @@ def test_room_for_drafts_is_room_that_a_request_needs(free: int) -> None:
     assert (told["outcome"], told["needed_blocks"], told["shortfall"]) == ("refused", 9, 9 - free)
 
 
+@pytest.mark.parametrize("promised", [0, 12])
+@pytest.mark.parametrize(
+    ("whole", "drafts", "blocks"), [(False, 0, 21), (True, 3, 20), (True, 3, 8)]
+)
+def test_what_cannot_end_does_not_begin_again_and_again(
+    promised: int, whole: bool, drafts: int, blocks: int
+) -> None:
+    """vLLM may look at the next chunk alone, and never counts room for drafts before a request
+    begins: one that lacks it in the end would give way to itself for ever (V3, B11)."""
+    shop = Shop()
+    shop.scheduler.max_num_scheduled_tokens = 4 * SIZE
+    shop.scheduler.scheduler_reserve_full_isl = whole
+    shop.scheduler.num_lookahead_tokens = drafts
+    if promised:
+        shop.declare("c", "B", promised)
+    shop.ask("r", tokens("A", blocks), kvclaims_admit_reuse=False)
+    shop.run()
+    needed = blocks + bool(drafts)
+    if needed <= USABLE - promised:
+        assert str(shop.outputs["r"].finish_reason) == "length"
+        return
+    told = shop.outputs["r"].kv_transfer_params["kvclaims"]
+    outcome = "capacity_required" if needed > USABLE else "refused"
+    assert (told["outcome"], told["needed_blocks"]) == (outcome, needed)
+
+
 def test_time_passes_between_steps_and_ends_claims_once() -> None:
     shop = Shop()
     shop.declare("c", "A", 4, duration=2)
