@@ -4,9 +4,14 @@ A finite instance that fails a `Response` has a run of this shape.  Its steps th
 pending form a graph; a run that stays in it for ever ends up in one strongly connected component,
 and is fair if it can meet there what fairness asks: of each kind of fair step one that is taken,
 or a state in which none is enabled.  A strong kind asks for one taken, or none enabled anywhere;
-where that fails, the states that enable it are taken out and the rest is decomposed again.
+where that fails, the states that enable it are taken out and the rest is decomposed again.  A
+recurring kind asks for one taken, whatever is enabled; there a step that changes nothing counts.
 
-A run may also stay where it is, where no fair step is enabled: its cycle has no steps.
+A run may also stay where it is, where no fair step is enabled and none has to recur: its cycle has
+no steps.
+
+Where a kind recurs by assumption, each reachable state must have a fair run from it.  One that has
+none would be passed over in silence: whatever must happen there would be said to happen.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import heapq
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from typing import Any, Final
 
@@ -24,7 +30,7 @@ from kvclaims.checker.explore import Search, search
 from kvclaims.checker.finite import Compiled, Instance, compile_instance, evaluator
 from kvclaims.spec.interface import BadOperation
 from kvclaims.spec.language import Var
-from kvclaims.spec.progress import Response, Steps
+from kvclaims.spec.progress import Recurring, Response, Steps
 
 ENTRIES: Final = 64
 """States of a component from which a short cycle is sought."""
@@ -40,19 +46,23 @@ Run = tuple[int, list[Step]]
 class Lasso:
     """A run that goes on for ever: the initial state, the way in, and what is then repeated.
 
-    With no cycle nothing happens any more; `dead` says that no step is enabled at all there.
+    With no cycle nothing happens any more; `dead` says that no step is enabled at all there, and
+    `never` what is not done without end from there, on any fair run.
     """
 
     start: Mapping[str, str]
     stem: tuple[tuple[str, Mapping[str, str]], ...]
     cycle: tuple[tuple[str, Mapping[str, str]], ...]
     dead: bool = False
+    never: str = ""
 
     def __len__(self) -> int:
         return len(self.stem) + len(self.cycle)
 
     @property
     def ending(self) -> str:
+        if self.never:
+            return f"and from here no run is fair: none in which {self.never} without end:"
         if self.cycle:
             return "then for ever:"
         return "and no step is possible:" if self.dead else "and nothing happens any more:"
@@ -65,12 +75,12 @@ class Lasso:
                 yield f"  {heading}" if part else f"  {heading} {_what_is(before)}"
             for label, after in part:
                 number += 1
-                changes = (
+                changes = "; ".join(
                     f"{name}: {before[name]} → {value}"
                     for name, value in after.items()
                     if before[name] != value
                 )
-                yield f"  {number:3}. {label:32} {'; '.join(changes)}"
+                yield f"  {number:3}. {label:32} {changes or 'nothing changes'}"
                 before = after
 
     def to_json(self) -> dict[str, Any]:
@@ -79,6 +89,7 @@ class Lasso:
             "stem": [label for label, _ in self.stem],
             "cycle": [label for label, _ in self.cycle],
             "deadlock": self.dead,
+            "stopped": self.never,
             "before": dict(before),
             "changes": [
                 {name: value for name, value in after.items() if earlier[name] != value}
@@ -124,6 +135,23 @@ class Graph:
             self.came.append((number[link[0]], link[1]) if link else ())
             self.depth.append(self.depth[number[link[0]]] + 1 if link else 0)
 
+    @cached_property
+    def idle(self) -> list[tuple[int, ...]]:
+        """For each state the ground actions that are possible there and change nothing."""
+        found = []
+        for state, steps in zip(self.states, self.steps, strict=True):
+            moving = {action for action, _ in steps}
+            found.append(tuple(a for a in self.compiled.enabled(state) if a not in moving))
+        return found
+
+    def way_to(self, state: int) -> tuple[Mapping[str, str], list[Step]]:
+        """The initial state, and a shortest run from it."""
+        way = list[Step]()
+        while link := self.came[state]:
+            way.append((link[1], state))
+            state = link[0]
+        return self.compiled.show(self.states[state]), way[::-1]
+
     @property
     def instance(self) -> Instance:
         return self.compiled.instance
@@ -159,6 +187,7 @@ class _Demand:
 
     actions: frozenset[int]
     strong: bool
+    recurring: bool
 
 
 @dataclass
@@ -172,7 +201,8 @@ class Answer:
 
 
 def seek(graph: Graph, response: Response) -> Answer:
-    """A shortest lasso of those found, over every value of the response's variables."""
+    """A shortest lasso of those found, over every value of the response's variables; where there is
+    none, a shortest way to a state from which no run is fair, if steps recur by assumption."""
     best = Answer()
     for values in product(*(graph.instance.domain(v.sort) for v in response.over)):
         ground = dict(zip(response.over, values, strict=True))
@@ -181,21 +211,53 @@ def seek(graph: Graph, response: Response) -> Answer:
         run = min(one.runs(), key=one.length, default=None)
         if run and (best.lasso is None or one.length(run) < len(best.lasso)):
             best.lasso, best.values = one.told(*run), {v.name: i for v, i in ground.items()}
+    if best.lasso is None:
+        best.lasso = _stopped(graph, response)
     return best
 
 
-class _Seeker:
-    """One response for one choice of its variables."""
+def _stopped(graph: Graph, response: Response) -> Lasso | None:
+    """A shortest way to a state from which steps that recur by assumption cannot do so on a fair
+    run; None where there is no such state."""
+    recurring = [fair.name for fair in response.fair if isinstance(fair, Recurring)]
+    if not recurring:
+        return None
+    fair = _Fairness(graph, response)
+    everywhere = range(len(graph.states))
+    lively = {state for component in fair.components(everywhere) for state in component}
+    going = _leading_to(graph, lively)
+    stopped = [state for state in everywhere if state not in going]
+    if not stopped:
+        return None
+    first = min(stopped, key=graph.depth.__getitem__)
+    start, way = graph.way_to(first)
+    return Lasso(start, graph.told(way), (), never=" and ".join(recurring))
 
-    def __init__(self, graph: Graph, response: Response, ground: Mapping[Var, int]) -> None:
+
+def _leading_to(graph: Graph, goals: Collection[int]) -> set[int]:
+    """The states from which one of these can be reached."""
+    back: list[list[int]] = [[] for _ in graph.states]
+    for before, steps in enumerate(graph.steps):
+        for _, after in steps:
+            back[after].append(before)
+    found, front = set(goals), list(goals)
+    while front:
+        for before in back[front.pop()]:
+            if before not in found:
+                found.add(before)
+                front.append(before)
+    return found
+
+
+class _Fairness:
+    """What fairness asks of a run, for one choice of the response's variables or for all."""
+
+    def __init__(
+        self, graph: Graph, response: Response, bound: Mapping[str, int] | None = None
+    ) -> None:
         self.graph = graph
-        bound = {v.name: value for v, value in ground.items()}
-        values = evaluator(graph.instance, [(response.premise, ground), (response.goal, ground)])
-        judged = [values(state) for state in graph.states]
-        self.reached = [bool(goal) for _, goal in judged]
-        starts = [i for i, (premise, goal) in enumerate(judged) if premise and not goal]
         self.demands = [
-            _Demand(frozenset(actions), fair.strong)
+            _Demand(frozenset(actions), fair.strong, isinstance(fair, Recurring))
             for fair in response.fair
             for actions in graph.kinds(fair)
         ]
@@ -205,6 +267,66 @@ class _Seeker:
             for actions in graph.kinds(steps, bound)
             for number in actions
         }
+        self._recurring = {n for d in self.demands if d.recurring for n in d.actions}
+        self._recurring -= self.ceasing
+
+    def steps(self, state: int, within: Collection[int]) -> Iterator[Step]:
+        """Steps that may be repeated for ever and stay within."""
+        for action, after in self.graph.steps[state]:
+            if after in within and action not in self.ceasing:
+                yield action, after
+        if self._recurring:
+            for action in self.graph.idle[state]:
+                if action in self._recurring:
+                    yield action, state
+
+    def idle(self, state: int, demand: _Demand) -> bool:
+        return not any(action in demand.actions for action, _ in self.graph.steps[state])
+
+    def rests(self, state: int, demand: _Demand) -> bool:
+        """Whether being in the state again and again meets the demand."""
+        return not demand.strong and self.may_stay(state, demand)
+
+    def may_stay(self, state: int, demand: _Demand) -> bool:
+        """Whether a run that does nothing more in the state meets the demand."""
+        return not demand.recurring and self.idle(state, demand)
+
+    def components(self, states: Collection[int]) -> Iterator[set[int]]:
+        """Sets of states in each of which a fair run can stay, and see all of it."""
+        graph = nx.DiGraph()
+        graph.add_nodes_from(states)
+        within = set(states)
+        graph.add_edges_from((s, after) for s in states for _, after in self.steps(s, within))
+        for component in nx.strongly_connected_components(graph):
+            yield from self._examine(component)
+
+    def _examine(self, component: set[int]) -> Iterator[set[int]]:
+        taken = {action for s in component for action, _ in self.steps(s, component)}
+        for demand in self.demands:
+            if taken & demand.actions:
+                continue
+            if demand.recurring:
+                return
+            idle = {s for s in component if self.idle(s, demand)}
+            if not idle:
+                return
+            if demand.strong and idle != component:
+                yield from self.components(idle)
+                return
+        yield component
+
+
+class _Seeker:
+    """One response for one choice of its variables."""
+
+    def __init__(self, graph: Graph, response: Response, ground: Mapping[Var, int]) -> None:
+        self.graph = graph
+        bound = {v.name: value for v, value in ground.items()}
+        self.fair = _Fairness(graph, response, bound)
+        values = evaluator(graph.instance, [(response.premise, ground), (response.goal, ground)])
+        judged = [values(state) for state in graph.states]
+        self.reached = [bool(goal) for _, goal in judged]
+        starts = [i for i, (premise, goal) in enumerate(judged) if premise and not goal]
         self.came: dict[int, tuple[int, ...]] = {}
         """How each state in which the goal is pending is reached from a premise: from where, by
         which action; nothing where the premise holds."""
@@ -228,53 +350,18 @@ class _Seeker:
 
     def runs(self) -> Iterator[Run]:
         """A short run for each fair component."""
-        for component in self._fair(self.reach):
+        for component in self.fair.components(self.reach):
             yield self._shortest(component)
 
     def length(self, run: Run) -> int:
         return self.reach[run[0]] + len(run[1])
 
-    # -- fair components
-
-    def _steps(self, state: int, within: Collection[int]) -> Iterator[Step]:
-        """Steps that may be repeated for ever and stay within."""
-        for action, after in self.graph.steps[state]:
-            if after in within and action not in self.ceasing:
-                yield action, after
-
-    def _idle(self, state: int, demand: _Demand) -> bool:
-        return not any(action in demand.actions for action, _ in self.graph.steps[state])
-
-    def _rests(self, state: int, demand: _Demand) -> bool:
-        """Whether being in the state again and again meets the demand."""
-        return not demand.strong and self._idle(state, demand)
-
-    def _fair(self, states: Collection[int]) -> Iterator[set[int]]:
-        graph = nx.DiGraph()
-        graph.add_nodes_from(states)
-        within = set(states)
-        graph.add_edges_from((s, after) for s in states for _, after in self._steps(s, within))
-        for component in nx.strongly_connected_components(graph):
-            yield from self._examine(component)
-
-    def _examine(self, component: set[int]) -> Iterator[set[int]]:
-        taken = {action for s in component for action, _ in self._steps(s, component)}
-        for demand in self.demands:
-            if taken & demand.actions:
-                continue
-            idle = {s for s in component if self._idle(s, demand)}
-            if not idle:
-                return
-            if demand.strong and idle != component:
-                yield from self._fair(idle)
-                return
-        yield component
-
     # -- the run
 
     def _shortest(self, component: set[int]) -> Run:
         entries = heapq.nsmallest(ENTRIES, component, key=self.reach.__getitem__)
-        still = [s for s in entries if all(self._idle(s, d) for d in self.demands)]
+        fair = self.fair
+        still = [s for s in entries if all(fair.may_stay(s, d) for d in fair.demands)]
         if still:
             return still[0], []
         return min(((entry, self._cycle(entry, component)) for entry in entries), key=self.length)
@@ -285,31 +372,29 @@ class _Seeker:
         while link := self.came[state]:
             stem.append((link[1], state))
             state = link[0]
-        while link := self.graph.came[state]:
-            stem.append((link[1], state))
-            state = link[0]
-        show = self.graph.compiled.show(self.graph.states[state])
+        start, way = self.graph.way_to(state)
         told = self.graph.told
         dead = not cycle and not self.graph.steps[entry]
-        return Lasso(show, told(stem[::-1]), told(cycle), dead)
+        return Lasso(start, told([*way, *stem[::-1]]), told(cycle), dead)
 
     def _cycle(self, entry: int, component: set[int]) -> list[Step]:
         """Back to the entry past a witness for each demand, always the nearest next.
 
         A strong demand is met by a step alone, unless nothing in the component enables it.
         """
+        fair = self.fair
         unmet = [
             d
-            for d in self.demands
-            if not self._rests(entry, d)
-            and not (d.strong and all(self._idle(s, d) for s in component))
+            for d in fair.demands
+            if not fair.rests(entry, d)
+            and not (d.strong and all(fair.idle(s, d) for s in component))
         ]
         cycle, here = list[Step](), entry
         while unmet:
             way = self._nearest(here, component, unmet, entry)
             for action, here in way:
                 cycle.append((action, here))
-                unmet = [d for d in unmet if action not in d.actions and not self._rests(here, d)]
+                unmet = [d for d in unmet if action not in d.actions and not fair.rests(here, d)]
         if here != entry:
             cycle += self._nearest(here, component, [], entry)
         return cycle
@@ -322,8 +407,8 @@ class _Seeker:
         queue = deque([start])
         while queue:
             state = queue.popleft()
-            for action, after in self._steps(state, component):
-                met = any(action in d.actions or self._rests(after, d) for d in unmet)
+            for action, after in self.fair.steps(state, component):
+                met = any(action in d.actions or self.fair.rests(after, d) for d in unmet)
                 if met or (not unmet and after == entry):
                     return [*self._way(came, start, state), (action, after)]
                 if after not in came and after != start:

@@ -242,6 +242,11 @@ def _wrong_table(shadow: Shadow) -> str | None:
                 index.setdefault(place[i], set()).add(place)
             if table.by(i) != index:
                 return f"index {i} of {symbol} is {table.by(i)}"
+        having: dict[Any, set[Any]] = {}
+        for place, value in table.values.items():
+            having.setdefault(value, set()).add(place)
+        if table.having != having:
+            return f"index of the values of {symbol} is {table.having}"
     return None
 
 

@@ -44,16 +44,27 @@ ORIGIN: Final = "<machine>"
 class Table:
     """A symbol's places whose value is not the default (false, zero, first value).
 
-    `total` is the sum of all values; `by(i)` finds the places by their element at `i`.
+    `total` is the sum of all values; `by(i)` finds the places by their element at `i`, and
+    `having` by their value.
     """
 
-    __slots__ = ("_indexes", "symbol", "total", "values")
+    __slots__ = ("_having", "_indexes", "symbol", "total", "values")
 
     def __init__(self, symbol: Symbol) -> None:
         self.symbol = symbol
         self.values: dict[Place, Any] = {}
         self.total = 0
         self._indexes: dict[int, dict[Element, set[Place]]] = {}
+        self._having: dict[Any, set[Place]] | None = None
+
+    @property
+    def having(self) -> dict[Any, set[Place]]:
+        """The places of each value but the default: made when first asked for, and kept."""
+        if self._having is None:
+            self._having = defaultdict(set)
+            for place, value in self.values.items():
+                self._having[value].add(place)
+        return self._having
 
     def by(self, i: int) -> dict[Element, set[Place]]:
         """An index: made when it is first asked for, and kept from then on."""
@@ -69,6 +80,8 @@ class Table:
         if old == value:
             return
         self.total += value - old
+        if self._having is not None:
+            _moved(self._having, place, old, value)
         if value:
             values[place] = value
             for i, index in self._indexes.items():
@@ -80,6 +93,16 @@ class Table:
             places.discard(place)
             if not places:
                 del index[place[i]]
+
+
+def _moved(having: dict[Any, set[Place]], place: Place, old: Any, value: Any) -> None:
+    """A place is found by its new value instead of its old one; no entry is left empty."""
+    if old:
+        having[old].discard(place)
+        if not having[old]:
+            del having[old]
+    if value:
+        having[value].add(place)
 
 
 class Shadow:
@@ -181,6 +204,8 @@ class _Grip:
                 return table
             case "set":
                 return table.set
+            case "having":
+                return table.having
         return table.by(int(self.what))
 
 
@@ -375,6 +400,8 @@ class _Writer:
         match part:
             case Op("lt", (Lit(0, _), App(symbol, (argument,)))) if argument == var:
                 return (self._all_of(symbol),)
+            case Op("eq", (App(symbol, (argument,)), Lit(value, _))) if argument == var and value:
+                return (self._having(symbol, value),)
             case Op("or", (one, other)):
                 both = self._narrow(var, one, hidden), self._narrow(var, other, hidden)
                 return both[0] + both[1] if all(both) else ()
@@ -395,6 +422,10 @@ class _Writer:
                 text = f"[{found}]" if len(part.args) == 2 else f"{{{found}}}"
                 return _Source(text, name, index)
         return _Source(self.grip(str(mine), part.symbol))
+
+    def _having(self, symbol: Symbol, value: Any) -> _Source:
+        there = self.grip("having", symbol)
+        return _Source(f"[p[0] for p in {there}.get({value!r}, ())]")
 
     def _all_of(self, symbol: Symbol) -> _Source:
         return _Source(f"[p[0] for p in {self.grip('values', symbol)}]")

@@ -17,6 +17,7 @@ from kvclaims.checker.stepcode import ORIGIN, Compiler, Shadow
 from kvclaims.spec import claims, pool
 from kvclaims.spec.composed import CLAIMS
 from kvclaims.spec.interface import PoolStep
+from kvclaims.spec.vocabulary import Phase
 
 Told = tuple[Any, ...]
 
@@ -25,6 +26,8 @@ _GROUP: Final = 10
 
 COUNTING: Final = frozenset({"turn_away"})
 """Steps that count what is queued or covered."""
+
+_ACCEPTED: Final = claims.PHASE.values.index(Phase.ACCEPTED)
 
 _A_LIFE: Final[tuple[Told, ...]] = (
     *(("admit", "r", 1), ("take", "r", 1), ("register", "r", 1, "A"), ("drop", "r", 1)),
@@ -82,14 +85,18 @@ def costs(held: int, covered: int, free: int) -> dict[tuple[int, str], int]:
 
 
 def tick_costs(timeless: int) -> int:
-    """Instructions of one unit of time, which one claim has left, beside so many without end."""
+    """Instructions of one unit of time, which one claim has left, beside so many without end; all
+    of them were accepted."""
     machine = HEARD.machine
     shadow = Shadow(machine)
     for i in range(1 + timeless):
         shadow.meet(claims.CLAIM, f"c{i}")
+        shadow.set(CLAIMS.symbol(claims.phase), (f"c{i}",), _ACCEPTED)
     shadow.set(CLAIMS.symbol(claims.left), ("c0",), 2)
     step = Compiler(shadow).action(machine.action("tick"))
     with _Instructions() as counted:
+        if step.broken(0):
+            raise AssertionError("time may not pass, though every claim is decided")
         step.changes(0)
     return counted.count
 

@@ -19,7 +19,15 @@ from kvclaims.checker.progress import check, watched
 from kvclaims.checker.ranking import RESPONSES
 from kvclaims.checker.verdicts import Progress
 from kvclaims.spec import elastic, ends
-from kvclaims.spec.language import Machine, MachineError, Update, becomes, without_guard
+from kvclaims.spec.language import (
+    FALSE,
+    Guard,
+    Machine,
+    MachineError,
+    Update,
+    becomes,
+    without_guard,
+)
 from kvclaims.spec.progress import Response, Steps
 from kvclaims.spec.vocabulary import Verdict
 
@@ -84,6 +92,17 @@ def _forgets(action: str, symbol: str) -> Callable[[Machine], Machine]:
     return alter
 
 
+def _never(action: str) -> Callable[[Machine], Machine]:
+    """An action that is never possible."""
+
+    def alter(machine: Machine) -> Machine:
+        whole = machine.action(action)
+        guards = (*whole.guards, Guard(("V1",), FALSE, "never"))
+        return machine.with_action(replace(whole, guards=guards))
+
+    return alter
+
+
 def _instead(action: str, update: Update) -> Callable[[Machine], Machine]:
     """Another update of a symbol in an action."""
 
@@ -95,6 +114,8 @@ def _instead(action: str, update: Update) -> Callable[[Machine], Machine]:
     return alter
 
 
+_DECIDED: Final = "every submitted claim is decided"
+_RUNS_OUT: Final = "every claim with a duration ends"
 _RETURN: Final = "a return completes"
 _UNDONE: Final = "a return that was turned back is undone"
 _ANSWERED: Final = "every reset is answered"
@@ -104,13 +125,25 @@ BY_HAND: Final = (
     Fault(
         "claims",
         "time passes, and no claim's clock runs",
-        ("every claim with a duration ends",),
+        (_RUNS_OUT,),
         _forgets("tick", "left"),
     ),
     Fault(
         "claims",
-        "an answer that is not noted",
-        ("every submitted claim is decided",),
+        "time passes over a claim that waits for its decision",
+        (_DECIDED,),
+        _without("tick", "no claim waits for its decision"),
+    ),
+    Fault(
+        "claims",
+        "a claim that was submitted is neither accepted nor refused: time stops",
+        (_DECIDED, _RUNS_OUT),
+        lambda machine: _never("refuse")(_never("clip")(_never("accept")(machine))),
+    ),
+    Fault(
+        "claims",
+        "an answer that is not noted: time stops",
+        (_DECIDED, _RUNS_OUT),
         lambda machine: _forgets("refuse", "phase")(
             _forgets("clip", "phase")(_forgets("accept", "phase")(machine))
         ),
@@ -226,7 +259,11 @@ class Fate:
             )
             fate = f"SURVIVES: expected {wanted}, got {got}"
         how = ""
-        if self.lasso is not None:
+        if self.lasso is not None and self.lasso.never:
+            how = (
+                f" by {len(self.lasso.stem)} steps, after which it is over that {self.lasso.never}"
+            )
+        elif self.lasso is not None:
             how = f" by {len(self.lasso.stem)} steps and a cycle of {len(self.lasso.cycle)}"
         return f"{self.fault.machine}: “{self.fault.what}” {fate}{how}"
 

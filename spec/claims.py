@@ -22,6 +22,7 @@ from kvclaims.spec.language import (
     Var,
     becomes,
     both,
+    count,
     either,
     eq,
     every,
@@ -30,9 +31,10 @@ from kvclaims.spec.language import (
     ne,
     new,
     one_of,
+    some,
     value,
 )
-from kvclaims.spec.progress import Fair, Helpful, Ranking, Response, Steps
+from kvclaims.spec.progress import Fair, Helpful, Ranking, Recurring, Response, Steps, Urgency
 from kvclaims.spec.vocabulary import RESPONSIBLE, TERMINAL, Cause, Decision, Phase
 
 CLAIM: Final = Sort("Claim")
@@ -52,6 +54,7 @@ lost: Final = Symbol("lost", (CLAIM,), meaning="content was lost after the claim
 
 c: Final = Var("c", CLAIM)
 _any: Final = Var("x", CLAIM)
+_other: Final = Var("other", CLAIM)
 
 _RELEASES: Final = (Phase.DEMOTED, Phase.EXPIRED, Phase.RELEASED)
 
@@ -198,9 +201,15 @@ ACTIONS: Final = (
     Action(
         "tick",
         (),
-        (),
+        (
+            Guard(
+                ("V1",),
+                ~some(_any, is_in(_any, Phase.SUBMITTED)),
+                "no claim waits for its decision",
+            ),
+        ),
         (becomes(left(_any), ite(left(_any) > 0, left(_any) - 1, 0), over=(_any,)),),
-        "time passes for every claim",
+        "time passes for every claim; each that was submitted is answered before",
     ),
     Action(
         "renew",
@@ -335,6 +344,21 @@ PROPERTIES: Final = (
         goal=False,
     ),
     Property(
+        "V1",
+        "no time runs while a claim is undecided",
+        every(
+            c,
+            every(
+                _other,
+                (is_in(c, Phase.SUBMITTED) & eq(new(generation(_other)), generation(_other)))
+                >> (new(left(_other)) >= left(_other)),
+            ),
+        ),
+        "While a claim waits for its decision no claim has less time left than before, unless its "
+        "owner renews it for less.",
+        but="renew",
+    ),
+    Property(
         "L1",
         "time is counted",
         every(c, both(left(c) >= 0, generation(c) >= 0)),
@@ -363,8 +387,14 @@ CLAIMS: Final = Machine(
 
 # --- progress ----------------------------------------------------------------------------
 
-DECIDE: Final = Fair("a submitted claim is decided", ("accept", "clip", "refuse"), by=("c",))
-TIME: Final = Fair("time advances", ("tick",))
+UNDECIDED: Final = is_in(c, Phase.SUBMITTED)
+
+TIME: Final = Recurring(
+    "time advances",
+    ("tick",),
+    nearer=("accept", "clip", "refuse"),
+    distance=count(_any, is_in(_any, Phase.SUBMITTED)),
+)
 EXPIRE: Final = Fair("a claim whose time is up expires", ("expire",), by=("c",))
 RENEWALS: Final = Steps("renewals of a claim", ("renew",), by=("c",))
 
@@ -375,15 +405,11 @@ RESPONSES: Final = (
         "V1",
         "every submitted claim is decided",
         (c,),
-        is_in(c, Phase.SUBMITTED),
+        UNDECIDED,
         is_in(c, Phase.ACCEPTED, Phase.REFUSED),
-        (DECIDE,),
+        (TIME,),
         "A submitted claim is accepted, whole or clipped, or refused in the end.",
-        ranking=Ranking(
-            is_in(c, Phase.SUBMITTED),
-            (ite(is_in(c, Phase.SUBMITTED), 1, 0),),
-            (Helpful(DECIDE, is_in(c, Phase.SUBMITTED), (c,)),),
-        ),
+        ranking=Urgency(UNDECIDED, before=TIME),
     ),
     Response(
         "V2",

@@ -2,11 +2,13 @@
 
 A safety rule says what no step may do; a `Response` says that something *is* done: whenever its
 premise holds, its goal holds then or later, on every run that is fair.  What fairness means is
-said in steps of the machine: `Fair` steps are not put off for ever, and steps that are `ceasing`
-are taken finitely often.  A `Ranking` is the argument that this is enough, for any sizes.
+said in steps of the machine: `Fair` steps are not put off for ever, `Recurring` ones are taken
+without end, and steps that are `ceasing` are taken finitely often.  A `Ranking`, or an `Urgency`,
+is the argument that this is enough, for any sizes.
 
-`checker.lasso` searches finite instances for a fair run that never reaches the goal, and
-`checker.ranking` turns a ranking into obligations for a solver.
+`checker.lasso` searches finite instances for a fair run that never reaches the goal, and for a
+state from which no run is fair; `checker.ranking` turns the arguments into obligations for a
+solver.
 """
 
 from __future__ import annotations
@@ -39,8 +41,29 @@ class Fair(Steps):
 
 
 @dataclass(frozen=True)
+class Recurring(Fair):
+    """Steps that are taken again and again, whether or not they stay enabled; one that changes
+    nothing counts.
+
+    So time is treated in timed systems: only runs are looked at in which it passes without end
+    (R. Alur and D. L. Dill, A theory of timed automata, 1994; R. Alur and T. A. Henzinger, Logics
+    and models of real time, 1992).  What time may not pass over is *urgent*: it is done before.
+
+    Who assumes this of a machine that can stop such steps for ever assumes the impossible, and
+    proves anything.  So it has to be shown that whatever was done, one can still come: while none
+    is possible, some step of `nearer` is, and each of these brings `distance` down, a number of at
+    least zero.  With weakly or strongly fair steps beside them that is enough, because those can be
+    taken in turn in between; `nearer` steps must be none of those that cease.
+    """
+
+    nearer: tuple[str, ...] = ()
+    distance: Term | None = None
+
+
+@dataclass(frozen=True)
 class Helpful:
-    """While `when` holds, a `fair` step for the values `at` is enabled, and brings the rank down.
+    """While `when` holds, a `fair` step for the values `at` is enabled (a recurring one comes, be
+    it enabled now or not), and brings the rank down.
 
     `at` gives a value to each name in `fair.by`: variables of the response, or ones that are
     chosen anew wherever `when` holds of them.
@@ -67,6 +90,16 @@ class Ranking:
 
 
 @dataclass(frozen=True)
+class Urgency:
+    """Why the goal is reached: from the premise on `pending` holds until the goal does, and
+    meanwhile no step of `before` is possible.  One is taken in the end, so the goal was reached.
+    """
+
+    pending: Term
+    before: Recurring
+
+
+@dataclass(frozen=True)
 class Response:
     """The premise leads to the goal, for every value of the variables `over`.
 
@@ -84,4 +117,4 @@ class Response:
     meaning: str
     unless: str = ""
     ceasing: tuple[Steps, ...] = ()
-    ranking: Ranking | None = None
+    ranking: Ranking | Urgency | None = None

@@ -27,7 +27,7 @@ from kvclaims.checker.prove import Ways, obligations, prove
 from kvclaims.checker.ranking import RESPONSES, ranking_obligations
 from kvclaims.spec.abstractions import derived
 from kvclaims.spec.language import Machine, Property, Term, show
-from kvclaims.spec.progress import Response
+from kvclaims.spec.progress import Recurring, Response, Urgency
 from kvclaims.spec.vocabulary import RULES, Verdict
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,8 +71,8 @@ EXCEPT: Final[Mapping[str, str]] = {
     "B10": "A reset that cannot empty every tier is allowed, and has to say so.",
     "O3": "A lookup that made a reservation does promise.",
     "T3": "Events that no state or outcome depends on may be missing.",
-    "V1": "Under fairness: time advances and running requests finish.",
-    "V2": "Under fairness: time advances.",
+    "V1": "Under fairness: time advances without end. It does not pass over an undecided claim.",
+    "V2": "Under fairness: time advances without end.",
     "V3": "Under fairness: running requests finish.",
     "V4": "Under fairness: readers finish, and mapping does not fail for ever.",
 }
@@ -305,7 +305,12 @@ def _short(text: str, width: int = 200) -> str:
 def _response(machine: str, response: Response) -> str:
     over = ", ".join(variable.name for variable in response.over)
     whenever = f"For every {over}, whenever" if over else "Whenever"
-    fair = "; ".join(steps.name for steps in response.fair)
+    fair = "; ".join(
+        f"{steps.name}, without end" if isinstance(steps, Recurring) else steps.name
+        for steps in response.fair
+    )
+    if isinstance(response.ranking, Urgency):
+        fair += f". Until then this is not possible: {response.ranking.before.name}"
     unless = f" Unless {response.unless}" if response.unless else ""
     given = _formula(response.premise)
     goal = _formula(response.goal)

@@ -99,6 +99,25 @@ def test_a_claim_without_duration_does_not_expire() -> None:
     assert heard.broken == [("L6", "not so: the duration has passed")]
 
 
+REFUSED = event(2, "resident_claim_refused", "a")
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [(step("accept", c="a#1", n=1), ACCEPTED), (step("refuse", c="a#1"), REFUSED)],
+)
+def test_time_does_not_pass_over_a_claim_that_waits_for_its_decision(
+    answer: PoolStep, told: Event
+) -> None:
+    heard = Heard()
+    heard.operation(0, (SUBMITTED,), step("submit", c="a#1"))
+    assert heard.broken == []
+    heard.operation(2, (told,), answer)
+    assert heard.broken == [("V1", "not so: no claim waits for its decision")] * 2
+    heard.operation(2, ())
+    assert len(heard.broken) == 2, "it was answered: time may pass"
+
+
 def test_a_renewal_gives_more_time(heard: Heard) -> None:
     heard.operation(1, ())
     heard.operation(0, (event(3, "resident_claim_renewed", "a", duration=2),))

@@ -136,7 +136,7 @@ COUNTS = {
     "runtime/layers": (258, 1_566),
     "runtime/jobs": (940, 9_336),
     "runtime/written": (1_617, 17_125),
-    "runtime/ends": (450, 650),
+    "runtime/ends": (375, 536),
     "runtime/away": (6_277, 10_076),
     "runtime/answers": (3_411, 5_536),
     "runtime/losses": (9_841, 13_241),

@@ -86,7 +86,7 @@ def test_a_written_file_is_what_spin_reads(tmp_path: Path) -> None:
     ran = subprocess.run(
         ["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert re.search(r"\b741 states, stored", ran.stdout), "740, and the choice of the initial one"
+    assert re.search(r"\b733 states, stored", ran.stdout), "732, and the choice of the initial one"
     assert "errors: 0" in ran.stdout
 
 

@@ -25,9 +25,21 @@ from kvclaims.checker.stepcheck import (
 from kvclaims.checker.stepcode import Compiler, Place, Shadow, Table, _operation
 from kvclaims.checker.stepcost import check_cost, costs, tick_costs
 from kvclaims.checker.stepterms import FORMS
-from kvclaims.spec import pool
+from kvclaims.spec import claims, pool
 from kvclaims.spec.composition import symbols_of
-from kvclaims.spec.language import BOOL, Bind, Lit, Machine, Symbol, Term, Update, Var, every, some
+from kvclaims.spec.language import (
+    BOOL,
+    Bind,
+    Lit,
+    Machine,
+    Op,
+    Symbol,
+    Term,
+    Update,
+    Var,
+    every,
+    some,
+)
 
 
 def terms() -> list[Term]:
@@ -140,6 +152,14 @@ def test_text_with_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch)
         assert "instructions" in (check_cost() or "")
 
 
+def test_indexes_of_values_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def added_only(having: Any, place: Place, _old: Any, value: Any) -> None:
+        having[value].add(place)
+
+    monkeypatch.setattr(stepcode, "_moved", added_only)
+    assert "index of the values" in (check_steps(3) or "")
+
+
 def test_sums_and_indexes_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Table.set
 
@@ -179,6 +199,33 @@ def test_an_index_has_no_empty_entries_and_holds_what_was_there_before_it() -> N
     table.set(("c", 2), False)
     assert table.by(0) == {"d": {("d", 2)}}
     assert (table.total, table.values) == (1, {("d", 2): True})
+
+
+def test_an_index_of_values_has_no_empty_entries_and_holds_what_was_there_before_it() -> None:
+    table = Table(claims.phase)
+    table.set(("c",), 1)
+    assert table.having == {1: {("c",)}}
+    table.set(("d",), 1)
+    table.set(("c",), 2)
+    assert table.having == {1: {("d",)}, 2: {("c",)}}
+    table.set(("d",), 0)
+    assert table.having == {2: {("c",)}}
+
+
+def test_that_a_claim_is_undecided_is_seen_without_looking_at_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = stepcode._Writer._asserted
+
+    def without_values(writer: Any, var: Var, part: Term, hidden: Any) -> Any:
+        return (
+            () if isinstance(part, Op) and part.kind == "eq" else right(writer, var, part, hidden)
+        )
+
+    assert tick_costs(1) == tick_costs(20)
+    monkeypatch.setattr(stepcode._Writer, "_asserted", without_values)
+    monkeypatch.setattr(stepcode, "_TEXTS", {})
+    assert tick_costs(1) < tick_costs(20)
 
 
 @pytest.mark.parametrize("term", UNTOLD, ids=repr)

@@ -22,7 +22,7 @@ needs_tlc = pytest.mark.skipif(
 
 COUNTED = {
     "arbitration": 297,
-    "claims": 740,
+    "claims": 732,
     "elastic/null": 96,
     "groups/two-claims": 332,
     "written/claims": 369,
@@ -30,8 +30,8 @@ COUNTED = {
 """Distinct states of instances that the reader of the tests covers in a second or two."""
 
 BY_TLC = {
-    "claims": 740,
-    "claims/two": 20_020,
+    "claims": 732,
+    "claims/two": 19_456,
     "pool/ways": 191,
     "admission/claims": 108,
     "groups/requests": 1_932,
@@ -45,7 +45,7 @@ BY_TLC = {
     "ends/jobs": 341,
     "blockclaims": 6_656,
     "feasible": 258,
-    "runtime/ends": 450,
+    "runtime/ends": 375,
     "runtime/layers": 258,
     "pool-refines-claims/ways": 326,
     "pool-refines-feasible/ways": 191,

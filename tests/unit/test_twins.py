@@ -9,7 +9,7 @@ from kvclaims.checker.twins import Twin, TwinReport, guards, run_twins, twin
 from kvclaims.spec.vocabulary import Verdict
 
 GUARDS = {
-    "claims": 18,
+    "claims": 19,
     "pool": 58,
     "admission": 33,
     "groups": 45,
