@@ -87,7 +87,8 @@ class Equivalence:
         reply, _ = ask_z3(assertions, context, QUICK_MS)
         if reply.answer is Answer.UNSAT:
             return True
-        facts = list(self.logic.ghosts.facts(BEFORE))
+        ghosts = self.logic.ghosts
+        facts = [term for i in range(ghosts.groups) for term in ghosts.facts(BEFORE, i)]
         if not facts:
             return False
         reply, _ = ask_z3([*assertions, *facts], context, SLOW_MS)

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property
 from typing import Any, Final
 
@@ -33,28 +34,51 @@ from kvclaims.checker.solvers import (
     ask_z3,
     chosen,
 )
-from kvclaims.spec.language import Action, Machine, Property, Var, show
+from kvclaims.spec.composition import symbols_of
+from kvclaims.spec.language import Action, Machine, Property, Symbol, Var, show
 from kvclaims.spec.vocabulary import Verdict
 
 TIMEOUT_MS: Final = 20_000
 QUICK_MS: Final = 500
 INITIALLY: Final = "initially"
 
-_TOTAL: Final = re.compile(r"total\d+")
+_TOTAL: Final = re.compile(r"total(\d+)")
+_MOST_FACTS: Final = 6
+"""How many facts a group of them holds at most, so that each has a number of its own."""
 
 Facts = tuple[int, ...]
-"""Which of the facts about sums a proof takes as premises, by their position in the setting."""
+"""Which of the facts about sums a proof takes as premises, by their numbers in the setting."""
+
+
+class Given(StrEnum):
+    """How much of what holds before a step a proof takes as premises: axioms always."""
+
+    ITSELF = "itself"
+    """The property alone: enough where the step touches no symbol of it."""
+    ALONE = "alone"
+    """And the guards: enough for most other steps, whatever the other invariants say."""
+    ALL = "all"
+    """And every other invariant."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a proof takes as premises."""
+
+    facts: Facts = ()
+    given: Given = Given.ALL
+
 
 _STATUS: Final = {Verdict.PROVED: "unsat", Verdict.NOT_INDUCTIVE: "sat"}
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What one solver made of an obligation, and from which facts about sums."""
+    """What one solver made of an obligation, and from which premises."""
 
     solver: str
     answer: Answer
-    facts: Facts = ()
+    taken: Taken = Taken()
     reason: str = ""
     cached: bool = False
 
@@ -129,23 +153,47 @@ class _Setting:
     side: Side
     given: tuple[Premise, ...]
 
-    @cached_property
-    def facts(self) -> tuple[Premise, ...]:
-        """Facts about sums: built where they are needed, being the larger part by far."""
-        before = () if self.name == INITIALLY else self.prover.facts_before
-        return (*self._after[0], *before)
-
     @property
-    def totals(self) -> frozenset[int]:
-        """The totals whose lemma the facts rest on."""
-        return self._after[1]
+    def sides(self) -> tuple[Side, ...]:
+        """Where facts about sums are given: after the step and before it."""
+        return (self.side,) if self.name == INITIALLY else (self.side, BEFORE)
 
-    @cached_property
-    def _after(self) -> tuple[tuple[Premise, ...], frozenset[int]]:
+    def facts(self, about: frozenset[int] | None = None) -> Iterator[tuple[int, Premise]]:
+        """Facts about sums by number: all, or those that speak of some totals only."""
         ghosts = self.prover.logic.ghosts
-        ghosts.relied.clear()
-        facts = tuple(Premise("a fact about sums", term) for term in ghosts.facts(self.side))
-        return facts, frozenset(ghosts.relied)
+        for which, side in enumerate(self.sides):
+            for group in range(ghosts.groups):
+                if about is None or ghosts.about(group) <= about:
+                    first = (2 * group + which) * _MOST_FACTS
+                    yield from enumerate(self.prover.facts(side, group)[0], first)
+
+    def fact(self, number: int) -> Premise | None:
+        """The fact of that number; None where there is none."""
+        found, place = self._group(number)[0], number % _MOST_FACTS
+        return found[place] if place < len(found) else None
+
+    def lemmas(self, facts: Facts) -> frozenset[int]:
+        """The totals whose lemma the facts rest on."""
+        return frozenset[int]().union(*(self._group(number)[1] for number in facts))
+
+    def _group(self, number: int) -> tuple[tuple[Premise, ...], frozenset[int]]:
+        group, which = divmod(number // _MOST_FACTS, 2)
+        known = which < len(self.sides) and group < self.prover.logic.ghosts.groups
+        return self.prover.facts(self.sides[which], group) if known else ((), frozenset())
+
+    def leaves(self, prop: Property) -> bool:
+        """Whether the step changes no symbol that the invariant speaks of."""
+        if self.name == INITIALLY or prop not in self.prover.machine.invariants:
+            return False
+        changed = {update.target.symbol for update in self.side.updates}
+        return changed.isdisjoint(self.prover.speaks_of(prop))
+
+    def given_to(self, prop: Property, given: Given) -> tuple[Premise, ...]:
+        """So much of what is given for `prop`."""
+        if given is Given.ITSELF:
+            return self.prover.itself(prop)
+        others = self.prover.others(prop) if given is Given.ALONE else frozenset[int]()
+        return tuple(premise for premise in self.given if id(premise) not in others)
 
 
 @dataclass(frozen=True)
@@ -159,27 +207,30 @@ class _Goal:
     setting: _Setting
     refuted: Premise
     totals: frozenset[int]
+    untouched: bool
+    """Whether the step changes no symbol that the property speaks of."""
 
-    def premises(self, facts: Facts) -> tuple[Premise, ...]:
-        more = tuple(self.setting.facts[i] for i in facts) if facts else ()
-        return (*self.setting.given, *more, self.refuted)
+    def premises(self, taken: Taken) -> tuple[Premise, ...]:
+        given = self.setting.given_to(self.prop, taken.given)
+        more = [fact for i in taken.facts if (fact := self.setting.fact(i))]
+        return (*given, *more, self.refuted)
 
     @property
     def near(self) -> Facts:
         """The facts that speak of no other sums than the property does."""
         named = _sums(self.refuted)
-        facts = enumerate(self.setting.facts)
+        facts = self.setting.facts(named)
         return tuple(number for number, fact in facts if _sums(fact) <= named)
 
-    def lemmas(self, facts: Facts) -> list[int]:
-        return sorted(self.totals | (self.setting.totals if facts else frozenset()))
+    def lemmas(self, taken: Taken) -> list[int]:
+        return sorted(self.totals | self.setting.lemmas(taken.facts))
 
-    def text(self, facts: Facts, status: str | None = None) -> str:
+    def text(self, taken: Taken, status: str | None = None) -> str:
         setting, prop = self.setting, self.prop
         logic = setting.prover.logic
         when = setting.name if setting.name == INITIALLY else f"under {setting.name}"
         about = [f"{logic.machine.name}: {prop.rule} '{prop.name}' {when}", prop.meaning]
-        return smtlib.script(logic, about, self.premises(facts), setting.env.values(), status)
+        return smtlib.script(logic, about, self.premises(taken), setting.env.values(), status)
 
 
 class Prover:
@@ -198,7 +249,11 @@ class Prover:
         self.quick_ms = min(quick_ms, timeout_ms)
         self.solvers = chosen(solver)
         self._settings: dict[str, _Setting] = {}
+        self._facts: dict[tuple[str, int], tuple[tuple[Premise, ...], frozenset[int]]] = {}
         self._lemmas: dict[tuple[str, int], Reply] = {}
+        self._unmoved: dict[Property, Premise] = {}
+        self._symbols: dict[Property, frozenset[Symbol]] = {}
+        self._by_itself: dict[tuple[str, Property], Shown] = {}
         self._latest: _Goal | None = None
 
     def initially(self, prop: Property) -> Obligation:
@@ -214,7 +269,7 @@ class Prover:
         return {
             solver: shown
             for solver, shown in known.items()
-            if not shown.facts or max(shown.facts) < len(self._setting(name).facts)
+            if all(self._setting(name).fact(number) for number in shown.taken.facts)
         }
 
     def examine(
@@ -228,7 +283,7 @@ class Prover:
         for solver in self.solvers:
             found = (known or {}).get(solver)
             if found is None and shown:
-                found = self._confirm(goal, solver, shown[0].facts)
+                found = self._confirm(goal, solver, shown[0].taken)
             elif found is None:
                 found, gap = self._show(goal, solver)
             shown.append(found)
@@ -252,9 +307,9 @@ class Prover:
         """The obligation as a file, after the lemmas that it rests on."""
         machine, name = self.machine.name, found.action
         goal = self._goal(prop, name)
-        facts = found.shown[-1].facts
+        taken = found.shown[-1].taken
         lemmas = []
-        for total in goal.lemmas(facts):
+        for total in goal.lemmas(taken):
             lemmas.append(smtlib.lemma_file(machine, name, total))
             about = {"kind": "lemma", "total": show(self.logic.ghosts.body(total))}
             where = {"machine": machine, "action": name}
@@ -264,9 +319,9 @@ class Prover:
             )
         status = _STATUS.get(found.verdict, "unknown")
         about = {"kind": "obligation", "machine": machine, "rule": prop.rule}
-        more = {"property": prop.name, "action": name, "facts": len(facts), "lemmas": lemmas}
+        more = {"property": prop.name, "action": name, "facts": len(taken.facts), "lemmas": lemmas}
         file = smtlib.obligation_file(machine, name, prop)
-        yield Written(file, status, {**about, **more}), goal.text(facts, status)
+        yield Written(file, status, {**about, **more}), goal.text(taken, status)
 
     # -- building
 
@@ -274,16 +329,24 @@ class Prover:
         latest, setting = self._latest, self._setting(name)
         if latest and latest.prop is prop and latest.setting is setting:
             return latest
+        if not prop.of_steps and setting.leaves(prop):
+            if prop not in self._unmoved:
+                self._unmoved[prop] = self._refuted(prop, {}, BEFORE)
+            self._latest = _Goal(prop, setting, self._unmoved[prop], frozenset(), True)
+            return self._latest
         relied = self.logic.ghosts.relied
         relied.clear()
-        wanted = (
-            self.logic.term(prop.formula, setting.env, BEFORE, setting.side)
-            if prop.of_steps
-            else self.logic.term(prop.formula, setting.env, setting.side)
-        )
-        refuted = Premise("to be refuted: the property fails", z3.Not(wanted))
-        self._latest = _Goal(prop, setting, refuted, frozenset(relied))
+        refuted = self._refuted(prop, setting.env, setting.side)
+        self._latest = _Goal(prop, setting, refuted, frozenset(relied), False)
         return self._latest
+
+    def _refuted(self, prop: Property, env: Mapping[Var, z3.ExprRef], side: Side) -> Premise:
+        wanted = (
+            self.logic.term(prop.formula, env, BEFORE, side)
+            if prop.of_steps
+            else self.logic.term(prop.formula, env, side)
+        )
+        return Premise("to be refuted: the property fails", z3.Not(wanted))
 
     def _setting(self, name: str) -> _Setting:
         """What is given, built once for each action and shared by its obligations."""
@@ -315,11 +378,36 @@ class Prover:
             for inv in self.machine.invariants
         )
 
+    def others(self, prop: Property) -> frozenset[int]:
+        """Which premises, by identity, are invariants other than `prop`."""
+        own = self._own.get(prop)
+        return frozenset(id(premise) for premise in self._invariants if premise is not own)
+
+    def itself(self, prop: Property) -> tuple[Premise, ...]:
+        """The axioms and the property, an invariant, before a step."""
+        return (*self._axioms, self._own[prop])
+
+    def speaks_of(self, prop: Property) -> frozenset[Symbol]:
+        """The symbols that an invariant speaks of."""
+        if prop not in self._symbols:
+            self._symbols[prop] = frozenset(symbols_of(prop.formula))
+        return self._symbols[prop]
+
     @cached_property
-    def facts_before(self) -> tuple[Premise, ...]:
-        """The facts about sums before a step, the same for every action."""
-        ghosts = self.logic.ghosts
-        return tuple(Premise("a fact about sums", term) for term in ghosts.facts(BEFORE))
+    def _own(self) -> dict[Property, Premise]:
+        """The invariants, each as a premise."""
+        return dict(zip(self.machine.invariants, self._invariants, strict=True))
+
+    def facts(self, side: Side, group: int) -> tuple[tuple[Premise, ...], frozenset[int]]:
+        """A group of facts about sums, and the totals whose lemma they rest on.  Built where
+        they are needed: they are the larger part by far, and few proofs take any."""
+        key = (side.name, group)
+        if key not in self._facts:
+            ghosts = self.logic.ghosts
+            ghosts.relied.clear()
+            terms = tuple(Premise("a fact about sums", t) for t in ghosts.facts(side, group))
+            self._facts[key] = terms, frozenset(ghosts.relied)
+        return self._facts[key]
 
     def _lemma_text(self, total: int, setting: _Setting, status: str | None = None) -> str:
         constants, terms = self.logic.ghosts.lemma(total, setting.side)
@@ -336,9 +424,12 @@ class Prover:
 
     def _show(self, goal: _Goal, solver: str) -> tuple[Shown, Gap | None]:
         """What the first solver makes of it, and a counterexample if there is a small one."""
-        if solver == Z3 and self._follows_alone(goal):
-            return Shown(solver, Answer.UNSAT), None
-        quick = self._ask(goal, solver, (), self.quick_ms)
+        if goal.setting.name != INITIALLY:
+            enough = Given.ITSELF if goal.untouched else Given.ALONE
+            few = self._ask(goal, solver, Taken(given=enough), self.quick_ms // 10)
+            if few.answer is Answer.UNSAT:
+                return few, None
+        quick = self._ask(goal, solver, Taken(), self.quick_ms)
         if quick.answer is Answer.UNSAT:
             return quick, None
         with_facts = self._by_facts(goal, solver, 4 * self.quick_ms)
@@ -349,72 +440,69 @@ class Prover:
             return replace(with_facts, reason=""), gap
         if solver == CVC5 and quick.answer is Answer.UNKNOWN:
             share = min(self.timeout_ms // len(PORTFOLIO), 2 * self.quick_ms)
-            found = self._try_all(goal, (), share)
+            found = self._try_all(goal, Taken(), share)
             if found.answer is Answer.UNSAT:
                 return found, None
         return self._by_facts(goal, solver, self.timeout_ms), None
-
-    def _follows_alone(self, goal: _Goal) -> bool:
-        """Whether the step keeps the property whatever the other invariants say, as most steps
-        do because they touch nothing of it."""
-        if goal.setting.name == INITIALLY:
-            return False
-        own = self._by_name.get((goal.prop.rule, goal.prop.name))
-        left_out = {id(premise) for premise in self._invariants if premise is not own}
-        given = [premise.term for premise in goal.premises(()) if id(premise) not in left_out]
-        reply, _ = ask_z3(given, self.logic.context, self.quick_ms // 10)
-        return reply.answer is Answer.UNSAT
-
-    @cached_property
-    def _by_name(self) -> dict[tuple[str, str], Premise]:
-        """The invariants as premises, by rule and name."""
-        names = [(invariant.rule, invariant.name) for invariant in self.machine.invariants]
-        return dict(zip(names, self._invariants, strict=True))
 
     def _by_facts(self, goal: _Goal, solver: str, timeout_ms: int) -> Shown:
         """With the facts about sums, those about the sums of the property first.  There are
         many, and few are used: Z3 finds out which, and where it does cvc5 is given those alone."""
         timeout_ms = min(timeout_ms, self.timeout_ms)
-        found = self._ask(goal, Z3, goal.near, min(timeout_ms, self.quick_ms))
+        found = self._ask(goal, Z3, Taken(goal.near), min(timeout_ms, self.quick_ms))
         if found.answer is not Answer.UNSAT:
-            found = self._ask(goal, Z3, tuple(range(len(goal.setting.facts))), timeout_ms)
+            every = Taken(tuple(number for number, _ in goal.setting.facts()))
+            found = self._ask(goal, Z3, every, timeout_ms)
         if solver == Z3:
             return found
-        return self._try_all(goal, found.facts, timeout_ms // len(PORTFOLIO))
+        return self._try_all(goal, found.taken, timeout_ms // len(PORTFOLIO))
 
-    def _confirm(self, goal: _Goal, solver: str, facts: Facts) -> Shown:
+    def _confirm(self, goal: _Goal, solver: str, taken: Taken) -> Shown:
         """What the second solver makes of the premises from which the first one proved it: its
-        `sat` is a disagreement."""
-        found = self._ask(goal, solver, facts, self.quick_ms)
+        `sat` is a disagreement.  Where it cannot tell, the other invariants may help it."""
+        found = self._ask(goal, solver, taken, self.quick_ms)
+        if found.answer is Answer.UNKNOWN and taken.given is not Given.ALL:
+            taken = replace(taken, given=Given.ALL)
+            found = self._ask(goal, solver, taken, self.quick_ms)
         if found.answer is not Answer.UNKNOWN:
             return found
-        return self._try_all(goal, facts, self.timeout_ms // len(PORTFOLIO))
+        return self._try_all(goal, taken, self.timeout_ms // len(PORTFOLIO))
 
-    def _try_all(self, goal: _Goal, facts: Facts, timeout_ms: int) -> Shown:
+    def _try_all(self, goal: _Goal, taken: Taken, timeout_ms: int) -> Shown:
         """What cvc5 makes of it by each of its ways, up to the first answer."""
         found = Shown(CVC5, Answer.UNKNOWN)
         for options in PORTFOLIO:
-            found = self._ask(goal, CVC5, facts, max(1, timeout_ms), options)
+            found = self._ask(goal, CVC5, taken, max(1, timeout_ms), options)
             if found.answer is not Answer.UNKNOWN:
                 break
         return found
 
     def _ask(
-        self, goal: _Goal, solver: str, facts: Facts, timeout_ms: int, options: Options = DEFAULT
+        self, goal: _Goal, solver: str, taken: Taken, timeout_ms: int, options: Options = DEFAULT
+    ) -> Shown:
+        if taken.given is not Given.ITSELF:
+            return self._put(goal, solver, taken, timeout_ms, options)
+        key = (solver, goal.prop)  # the same question, whatever the step
+        if key not in self._by_itself:
+            self._by_itself[key] = self._put(goal, solver, taken, timeout_ms, options)
+        return self._by_itself[key]
+
+    def _put(
+        self, goal: _Goal, solver: str, taken: Taken, timeout_ms: int, options: Options
     ) -> Shown:
         if solver == Z3:
-            given = [premise.term for premise in goal.premises(())]
-            tracked = {i: goal.setting.facts[i].term for i in facts}
+            given = [premise.term for premise in goal.premises(replace(taken, facts=()))]
+            tracked = {i: fact.term for i in taken.facts if (fact := goal.setting.fact(i))}
             reply, used = ask_z3(given, self.logic.context, timeout_ms, tracked)
-            return Shown(solver, reply.answer, used, reply.reason)
-        reply = ask_cvc5(goal.text(facts), timeout_ms, options)
+            return Shown(solver, reply.answer, replace(taken, facts=used), reply.reason)
+        reply = ask_cvc5(goal.text(taken), timeout_ms, options)
         if reply.answer is Answer.UNSAT:
-            for total in goal.lemmas(facts):
+            for total in goal.lemmas(taken):
                 lemma = self._lemma(total, goal.setting).answer
                 if lemma is not Answer.UNSAT:
                     why = f"cvc5 does not show that total{total} moves only where the step says"
                     reply = Reply(lemma, why)
-        return Shown(solver, reply.answer, facts, reply.reason)
+        return Shown(solver, reply.answer, taken, reply.reason)
 
     def _lemma(self, total: int, setting: _Setting) -> Reply:
         """What cvc5 says of a lemma that Z3 proved when it built the obligation."""
@@ -428,9 +516,9 @@ class Prover:
         return self._lemmas[key]
 
 
-def _sums(premise: Premise) -> frozenset[str]:
+def _sums(premise: Premise) -> frozenset[int]:
     """The totals that a premise speaks of, before or after a step."""
-    return frozenset(found[0] for name in premise.names if (found := _TOTAL.match(name)))
+    return frozenset(int(found[1]) for name in premise.names if (found := _TOTAL.match(name)))
 
 
 def _judge(shown: list[Shown], gap: Gap | None) -> tuple[Verdict, str]:

@@ -7,7 +7,7 @@ updated place then value else f(x)`), so obligations stay small.
 Sums over all elements of a sort (`total`, `count`) are not first-order.  Each becomes a ghost
 integer that a step moves by what the step changes at the places it names, after the solver has
 shown that it changes the summand nowhere else.  Of its value only facts that are true of every
-finite sum are used: `_Ghosts.facts` lists them.  Exact values are checked by exploration.
+finite sum are used: `_Ghosts.facts` says them.  Exact values are checked by exploration.
 """
 
 from __future__ import annotations
@@ -290,23 +290,38 @@ class _Ghosts:
     def _numbered(self) -> tuple[_Ghost, ...]:
         return tuple(self._by_key.values())
 
-    def facts(self, side: Side) -> Iterator[z3.ExprRef]:
-        """What is true of every finite sum, for each total of the machine:
+    @property
+    def groups(self) -> int:
+        """How many groups of facts there are: one for each partition, then one for each total."""
+        return len(self.logic.machine.partitions) + len(self._by_key)
+
+    def about(self, group: int) -> frozenset[int]:
+        """The totals that a group of facts speaks of."""
+        partitions = self.logic.machine.partitions
+        if group >= len(partitions):
+            return frozenset({group - len(partitions)})
+        totals = (partitions[group].whole, *partitions[group].parts)
+        return frozenset(self._ghost(t.var, t.body).number for t in totals)
+
+    def facts(self, side: Side, group: int) -> Iterator[z3.ExprRef]:
+        """What is true of every finite sum, said of one partition of the machine: where one
+        summand is pointwise the sum of others, so are the totals.  Or said of one total:
 
         - with no negative summand (witness `w`), a sum is at least zero, at least each summand,
           and at least the sum of two summands of different elements;
         - a sum that is not zero has a summand that is not zero;
-        - a sum that a step makes larger (smaller) has a summand that it makes larger (smaller);
-        - where one summand is pointwise the sum of others, so are the totals (`Partition`).
+        - a sum that a step makes larger (smaller) has a summand that it makes larger (smaller).
         """
-        for ghost in list(self._by_key.values()):
-            yield from self._sum_facts(ghost, side)
-        for i, partition in enumerate(self.logic.machine.partitions):
-            totals = (partition.whole, *partition.parts)
-            values = [self.logic.term(t, {}, side) for t in totals]
-            w = self.logic.declare(f"apart{i}_{side.label}", (), partition.whole.var.sort)()
-            at = [self.logic.term(t.body, {t.var: w}, side) for t in totals]
-            yield z3.Or(values[0] == _sum(values[1:]), at[0] != _sum(at[1:]))
+        partitions = self.logic.machine.partitions
+        if group >= len(partitions):
+            yield from self._sum_facts(self._numbered[group - len(partitions)], side)
+            return
+        partition = partitions[group]
+        totals = (partition.whole, *partition.parts)
+        values = [self.logic.term(t, {}, side) for t in totals]
+        w = self.logic.declare(f"apart{group}_{side.label}", (), partition.whole.var.sort)()
+        at = [self.logic.term(t.body, {t.var: w}, side) for t in totals]
+        yield z3.Or(values[0] == _sum(values[1:]), at[0] != _sum(at[1:]))
 
     def _sum_facts(self, ghost: _Ghost, side: Side) -> Iterator[z3.ExprRef]:
         logic = self.logic

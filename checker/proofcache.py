@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from kvclaims.checker import induction, logic, smtlib, solvers
-from kvclaims.checker.induction import Facts
+from kvclaims.checker.induction import Given, Taken
 from kvclaims.checker.logic import totals
 from kvclaims.spec import language
 from kvclaims.spec.interface import BadOperation
@@ -68,18 +68,21 @@ class ProofCache:
                 f"cannot keep proofs in {self.folder}: {error.strerror} (try --no-cache)"
             ) from None
 
-    def find(self, key: str) -> Facts | None:
-        """Which facts about sums the kept proof takes; None where none is kept."""
+    def find(self, key: str) -> Taken | None:
+        """What the kept proof takes as premises; None where none is kept."""
         entry = self._read(key)
-        facts = entry.get("facts")
+        facts, given = entry.get("facts"), entry.get("given")
         if entry.get("verdict") != Verdict.PROVED or not isinstance(facts, list):
             return None
         numbers = all(type(fact) is int and fact >= 0 for fact in facts)
-        return tuple(facts) if numbers and len(set(facts)) == len(facts) else None
+        if not numbers or len(set(facts)) < len(facts) or given not in tuple(Given):
+            return None
+        return Taken(tuple(facts), Given(given))
 
-    def keep(self, key: str, facts: Facts, about: Mapping[str, Any]) -> None:
+    def keep(self, key: str, taken: Taken, about: Mapping[str, Any]) -> None:
         """Written aside and moved into place; a folder that takes no more costs time only."""
-        self._write(key, {"key": key, "verdict": Verdict.PROVED, "facts": list(facts), **about})
+        proof = {"facts": list(taken.facts), "given": taken.given}
+        self._write(key, {"key": key, "verdict": Verdict.PROVED, **proof, **about})
 
     def _write(self, key: str, entry: Mapping[str, Any]) -> None:
         path = self._path(key)

@@ -9,7 +9,8 @@ not changed since, is taken from a folder of proofs (`checker.proofcache`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -273,9 +274,9 @@ def _before(cache: ProofCache, keys: Mapping[str, str]) -> dict[str, Shown]:
     """What each solver proved before."""
     kept = {solver: cache.find(key) for solver, key in keys.items()}
     return {
-        solver: Shown(solver, Answer.UNSAT, facts, cached=True)
-        for solver, facts in kept.items()
-        if facts is not None
+        solver: Shown(solver, Answer.UNSAT, taken, cached=True)
+        for solver, taken in kept.items()
+        if taken is not None
     }
 
 
@@ -287,7 +288,7 @@ def _keep(
         if shown.answer is Answer.UNSAT and not shown.cached:
             about = {"solver": shown.solver, "version": versions[shown.solver]}
             what = {"machine": found.machine, "rule": found.rule, "property": found.name}
-            cache.keep(keys[shown.solver], shown.facts, {**about, **what, "action": found.action})
+            cache.keep(keys[shown.solver], shown.taken, {**about, **what, "action": found.action})
 
 
 def _run(groups: list[_Group], ways: Ways) -> Iterator[list[_Done]]:
@@ -310,7 +311,7 @@ def _run(groups: list[_Group], ways: Ways) -> Iterator[list[_Done]]:
         for group in hard:
             yield from ([done] for done in _each(group, ways))
         return
-    hard.sort(key=lambda group: sum(not item.known for item in group.items), reverse=True)
+    hard.sort(key=_largest_first(hard))
     with processes(jobs) as pool:
         futures = {pool.submit(_work, group, ways): group for group in hard}
         for future in as_completed(futures):
@@ -318,6 +319,19 @@ def _run(groups: list[_Group], ways: Ways) -> Iterator[list[_Done]]:
                 yield future.result()
             except BrokenProcessPool:
                 yield [_ended(futures[future], item, ways) for item in futures[future].items]
+
+
+def _largest_first(groups: Iterable[_Group]) -> Callable[[_Group], tuple[int, str, int]]:
+    """By how much there is left to show: machine by machine, since a process keeps what the
+    actions of one share, then action by action."""
+    left: Counter[str] = Counter()
+    for group in groups:
+        left[group.machine.name] += _left(group)
+    return lambda group: (-left[group.machine.name], group.machine.name, -_left(group))
+
+
+def _left(group: _Group) -> int:
+    return sum(not item.known for item in group.items)
 
 
 def _work(group: _Group, ways: Ways) -> list[_Done]:

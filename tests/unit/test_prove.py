@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvclaims.checker import cli
-from kvclaims.checker.induction import Facts
+from kvclaims.checker.induction import Facts, Given, Taken
 from kvclaims.checker.instances import MACHINES
 from kvclaims.checker.proofcache import Keys, ProofCache, canonical, default_folder
 from kvclaims.checker.prove import (
@@ -364,14 +364,16 @@ def test_a_damaged_entry_is_ignored_and_written_anew(tmp_path: Path, damage: str
     [
         *(("key", "0" * 64), ("verdict", "UNKNOWN"), ("facts", True), ("facts", ["x"])),
         *(("facts", [99_999]), ("facts", [-1]), ("facts", [1]), ("machine", "other")),
+        *(("given", "none"), ("given", None), ("given", ["all"]), ("given", "itself")),
     ],
 )
 def test_an_entry_that_says_something_else_is_none(
     tmp_path: Path, field: str, value: object
 ) -> None:
     cache, key = ProofCache(tmp_path), "ab" * 32
-    cache.keep(key, (1, 2), {"solver": "z3"})
-    assert cache.find(key) == (1, 2)
+    taken = Taken((1, 2), Given.ALONE)
+    cache.keep(key, taken, {"solver": "z3"})
+    assert cache.find(key) == taken
     (entry,) = tmp_path.rglob("*.json")
     entry.write_text(json.dumps({**json.loads(entry.read_text()), field: value}))
     assert cache.find(key) is None
@@ -380,14 +382,14 @@ def test_an_entry_that_says_something_else_is_none(
 @pytest.mark.parametrize("facts", [(-1,), (1, 1), (True,)])
 def test_facts_that_no_proof_takes_are_none(tmp_path: Path, facts: Facts) -> None:
     cache, key = ProofCache(tmp_path), "ab" * 32
-    cache.keep(key, facts, {"solver": "z3"})
+    cache.keep(key, Taken(facts), {"solver": "z3"})
     assert cache.find(key) is None
 
 
 def test_a_kept_proof_with_facts_that_there_are_not_is_shown_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ProofCache, "find", lambda *_: (99_999,))
+    monkeypatch.setattr(ProofCache, "find", lambda *_: Taken((99_999,)))
     ways = Ways(cache=tmp_path / "cache", emit=tmp_path / "files")
     (found,) = prove_machine(BLOCKCLAIMS, "F3", ways=ways)
     assert (found.verdict, found.cached) == (Verdict.PROVED, False)
