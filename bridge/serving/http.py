@@ -21,7 +21,7 @@ import os
 import re
 import secrets
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -29,6 +29,7 @@ from urllib.parse import parse_qs
 
 from kvclaims.bridge.metrics import exposition
 from kvclaims.bridge.serving.desk import ANONYMOUS, OWNER, VOUCHER, Answer
+from kvclaims.bridge.serving.ranks import are_at_odds, together
 from kvclaims.bridge.serving.settings import BadSettings, Settings, read_settings
 from kvclaims.bridge.serving.wire import BadClaim, parse_order, read_json, read_name
 
@@ -40,6 +41,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Call = Callable[[str], Awaitable[str]]
 
 PREFIX: Final = "/v1/kvclaims"
+DOOR: Final = "kvclaims"
+"""The engine core's method that leads to its desk."""
 OWNER_HEADER: Final = "x-kvclaims-owner"
 OPERATOR_HEADER: Final = "x-kvclaims-operator"
 
@@ -120,11 +123,16 @@ class Claims:
         return self._keys
 
     async def ask(self, scope: Scope, op: str, asker: Asker, **more: Any) -> Answer:
-        """One operation at the desk."""
-        call = self._call or _engine_call(scope["app"].state.engine_client)
+        """One operation at the desk, of each engine where there are several."""
+        calls = [self._call] if self._call else _engine_calls(scope["app"].state.engine_client)
         message = {"op": op, "owner": asker.owner, "operator": asker.operator, **more}
-        status, body = json.loads(await call(json.dumps(message)))
-        return Answer(status, body)
+        answers = await _told(calls, message)
+        if op == "declare" and are_at_odds(answers):  # on all of them or on none
+            done = [call for call, a in zip(calls, answers, strict=True) if a.status < 400]
+            owner, name = (more["claim"].get(key) for key in ("owner", "claim_id"))
+            undo = {"op": "release", "owner": owner or asker.owner, "claim_id": name}
+            await _told(done, undo)
+        return together(op, answers)
 
     def _dead(self, scope: Scope) -> bool:
         """Whether vLLM knows that its engine is gone."""
@@ -398,14 +406,30 @@ class Relay:
         await self.pass_on(message)
 
 
-def _engine_call(client: Any) -> Call:
-    """How to reach the engine core of vLLM's `EngineClient`."""
+def _engine_calls(client: Any) -> list[Call]:
+    """How to reach each engine core of vLLM's `EngineClient`."""
+    core = client.engine_core
+    engines = getattr(core, "core_engines", ())
+    if len(engines) < 2:
 
-    async def call(message: str) -> str:
-        core = client.engine_core
-        return str(await core.call_utility_async("kvclaims", message))
+        async def call(message: str) -> str:
+            return str(await core.call_utility_async(DOOR, message))
 
-    return call
+        return [call]
+
+    def to(engine: Any) -> Call:  # vLLM's own call asks all of them and tells what the first says
+        async def call(message: str) -> str:
+            return str(await core._call_utility_async(DOOR, message, engine=engine))
+
+        return call
+
+    return [to(engine) for engine in engines]
+
+
+async def _told(calls: Sequence[Call], message: Mapping[str, Any]) -> list[Answer]:
+    text = json.dumps(message)
+    told = await asyncio.gather(*(call(text) for call in calls))
+    return [Answer(*json.loads(answer)) for answer in told]
 
 
 def _speaking_of(asker: Asker, scope: Scope) -> Asker:
