@@ -92,6 +92,13 @@ class _Once(Collector):
         yield _labelled(
             CounterMetricFamily, "harms", "Harmed claims.", harms, ("claim", "owner", "cause")
         )
+        yield _labelled(
+            CounterMetricFamily,
+            "unsaved",
+            "Blocks of claims that the tier could not keep.",
+            [{**told, "n": told["count"]} for told in self._stats["unsaved"]],
+            ("claim", "owner"),
+        )
 
     def _requests(self) -> Iterator[Metric]:
         yield _labelled(

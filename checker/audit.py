@@ -367,6 +367,8 @@ class ClaimLife:
     """Blocks that were loaded, for whichever request, when it was last required back."""
     failed: bool = False
     """A load for it has failed."""
+    lost_by: set[str] = field(default_factory=set)
+    """Why content was lost that a tier was to keep and did not yet, as far as it was told."""
 
     @property
     def responsible(self) -> bool:
@@ -445,6 +447,8 @@ class Fold:
         self._loaded_blocks = 0
         self.failed_restores: list[str] = []
         """Claims for which a load failed, in this order."""
+        self.unsaved: dict[str, int] = {}
+        """Blocks that a tier could not keep, by claim."""
         for event in events:
             self.take(event)
 
@@ -615,6 +619,13 @@ class Fold:
             self._break("L4", f"claim {claim.claim_id} harmed after it was {claim.phase}")
         elif not before["holds"] or after["holds"]:
             self._break("L3", f"claim {claim.claim_id} harmed, but its predicate did not stop")
+        early = claim.protection is Protection.OFFLOADABLE and claim.phase is Phase.ACCEPTED
+        if early and event.data["cause"] not in claim.lost_by:
+            self._break(
+                "O2",
+                f"claim {claim.claim_id} is harmed by {event.data['cause']} before a tier kept it, "
+                "and no such loss of it was told",
+            )
         if claim.hard and event.data["cause"] != Cause.FAULT:
             self._break("L5", f"hard claim {claim.claim_id} harmed by {event.data['cause']}")
         self._comes_to(claim, Phase.HARMED)
@@ -688,6 +699,26 @@ class Fold:
         self._names_tier(claim, event)
         claim.failed = True
 
+    def _unsaved(self, event: Event) -> None:
+        claim = self._claim(event)
+        if claim is None:
+            return
+        if not claim.responsible or claim.protection is not Protection.OFFLOADABLE:
+            self._break(
+                "O2",
+                f"blocks of claim {claim.claim_id} are told not to be kept in a tier, and it is "
+                f"{claim.phase}, {claim.protection}",
+            )
+        owed = (claim.granted or claim.asked)["n"]
+        if not 0 < event.data["blocks"] <= owed:
+            self._break(
+                "O2",
+                f"{event.data['blocks']} blocks of claim {claim.claim_id} are not kept, of {owed}",
+            )
+        self._names_tier(claim, event)
+        claim.lost_by.add(Cause.FAULT)
+        self.unsaved[claim.claim_id] = self.unsaved.get(claim.claim_id, 0) + event.data["blocks"]
+
     def _names_tier(self, claim: ClaimLife, event: Event) -> None:
         """A tier is named, and it is the one that the claim was offloaded to."""
         tier = event.data["tier"]
@@ -707,10 +738,20 @@ class Fold:
                 self._taken.setdefault(claim.claim_id, event)
 
     def _block_lost(self, event: Event) -> None:
+        self._lost_before_kept(event)
         for claim in list(self._covering(event.data["block_id"])):
             for position, block in list(claim.blocks.items()):
                 if block == event.data["block_id"]:
                     del claim.blocks[position]
+
+    def _lost_before_kept(self, event: Event) -> None:
+        """A block of an accepted claim that no tier keeps yet: the claim was whole, and ends."""
+        claim = self.claims.get(event.claim_id or "")
+        if claim is None or claim.protection is not Protection.OFFLOADABLE:
+            return
+        if claim.phase is Phase.ACCEPTED and event.data["position"] not in claim.blocks:
+            claim.lost_by.add(event.data["cause"])
+            self._taken.setdefault(claim.claim_id, event)
 
     def _covering(self, block: int) -> Iterator[ClaimLife]:
         """Claims in force that cover the block."""
@@ -926,6 +967,7 @@ _HANDLERS: Final[dict[str, Callable[[Fold, Event], None]]] = {
     "restoration_required": Fold._required,
     "resident_claim_restored": Fold._restored,
     "restoration_failed": Fold._restore_failed,
+    "resident_claim_unsaved": Fold._unsaved,
     "resident_block_lost": Fold._block_lost,
     "block_lost_after_release": Fold._lost_later,
     "allocation_victim_selected": Fold._victim,

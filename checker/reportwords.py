@@ -80,6 +80,9 @@ TEMPLATES: Final = {
     "restoration_required": Template("claim {0} needs {2} blocks back from {1}", ("O1",)),
     "resident_claim_restored": Template("claim {0} has {2} blocks back from {1}", ("O1", "O3")),
     "restoration_failed": Template("claim {0} is not restored from {1}: {2}", ("O2",)),
+    "resident_claim_unsaved": Template(
+        "of claim {0}, {2} blocks are not kept in {1}: {3}", ("O1", "O2")
+    ),
     "external_load_started": Template("request {0} loads {1} blocks from elsewhere", ("O3",)),
     "external_load_finished": Template("of {1} blocks request {0} loads {2}", ("O2",)),
     "nothing told": Template("{0}: no event", ()),
@@ -120,6 +123,7 @@ _FIELDS: Final = {
     "restoration_required": ("tier", "blocks"),
     "resident_claim_restored": ("tier", "blocks"),
     "restoration_failed": ("tier", "reason"),
+    "resident_claim_unsaved": ("tier", "blocks", "reason"),
     "external_load_started": ("blocks",),
     "external_load_finished": ("blocks", "loaded"),
 }

@@ -75,6 +75,7 @@ EVENTS: Final[dict[str, tuple[str, ...]]] = {
     "restoration_required": ("tier", "blocks"),
     "resident_claim_restored": ("tier", "blocks"),
     "restoration_failed": ("tier", "reason"),
+    "resident_claim_unsaved": ("tier", "blocks", "reason"),
     "external_load_started": ("blocks",),
     "external_load_finished": ("blocks", "loaded"),
     "pool_slept": ("succeeded",),
@@ -87,6 +88,8 @@ on loan from which claim; `active_request_found` comes before a deferral or refu
 blocks it hits and which promised contents it would compute, as pairs of claim and position.
 `prefix_id` of a load that fell short, and of `restoration_failed`, is the first content that was
 not right; an offloadable claim tells with each block which content it stands for.
+`resident_claim_unsaved` says how many blocks of a claim could not be kept in its tier and why; its
+`prefix_id` is the first of them.  Block 0, which holds nothing, stands for a place in a tier.
 `before` and `after` of a harm are predicate records `{"holds", "leading", "survivors"}`;
 `predicate` and `granted` are `{"kind", "start", "n"}`; block counts are in blocks, `duration`
 in the runtime's time units (null: no end)."""

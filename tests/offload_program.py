@@ -6,6 +6,7 @@ kills itself at that call of fsync after its claim is away, and prints nothing m
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -144,10 +145,23 @@ def main(policy: str, folder: Path, call: int) -> None:
     last = engine.ask(longer)
     told["recovered"] = list(last.outputs[0].token_ids) == list(plain.outputs[0].token_ids)
     told["recomputed"] = engine.digests(prompt) == told["before"]
+    fill_disk()
+    engine.ask(text(5, PROMPT), **claim_args("full", protection="offloadable"))
+    engine.press()
+    told["full"] = engine.claims.inspect("full")
     engine.core.scheduler.shutdown()
     engine.core.model_executor.shutdown()
     told["closed"] = engine.copies()
     print(json.dumps(told), flush=True)
+
+
+def fill_disk() -> None:
+    """From now on nothing more can be written to the tier."""
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    tierfiles._write = full
 
 
 def spoil(path: Path) -> None:

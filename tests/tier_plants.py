@@ -141,6 +141,35 @@ def offloaded_without_copies(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClaimBook, "_is_kept", lambda *_: True)
 
 
+def silent_before_kept(patch: pytest.MonkeyPatch) -> None:
+    """What an accepted claim loses before a tier keeps it is not told."""
+    from kvclaims.bridge.vllm.claims import ClaimBook
+    from kvclaims.spec.vocabulary import Phase
+
+    broken = ClaimBook._is_broken
+    patch.setattr(
+        ClaimBook,
+        "_is_broken",
+        lambda self, claim: claim.phase is not Phase.ACCEPTED and broken(self, claim),
+    )
+
+
+def failed_on_all(patch: pytest.MonkeyPatch) -> None:
+    """A copy that could not be written is told of every claim in force."""
+    from kvclaims.bridge.vllm.claims import ClaimBook
+
+    def everybody(self: Any, failed: Any, known: Any) -> list[str]:
+        told = unsaved(self, failed, known)
+        for claim in self.claims.values():
+            if claim.offloadable and claim.responsible and "full" not in claim.unsaved:
+                key, more = claim.keys[0], {"tier": "files", "blocks": 1, "reason": "full"}
+                self._emit("resident_claim_unsaved", claim, prefix_id=key, **more)
+        return told
+
+    unsaved = ClaimBook.unsaved
+    patch.setattr(ClaimBook, "unsaved", everybody)
+
+
 def every_copy_is_written(patch: pytest.MonkeyPatch) -> None:
     """What one step has written counts as written wherever it stands."""
     from kvclaims.bridge.vllm.scheduler import ClaimEnforcer

@@ -224,7 +224,8 @@ class Desk:
         claim = self._own(who, message)
         view = self.enforcer.book.view(claim)
         survival = {"leading": view.leading, "survivors": view.survivors}
-        return Answer(200, {**self._summary(claim), **survival, **self._unsaved(claim)})
+        why = {**self._harm(claim), **self._unsaved(claim)}
+        return Answer(200, {**self._summary(claim), **survival, **why})
 
     def _op_list(self, who: Who, _: Mapping[str, Any]) -> Answer:
         mine = [c for c in self._claims() if who.operator or c.spec.owner == who.owner]
@@ -443,8 +444,14 @@ class Desk:
 
     def _unsaved(self, claim: Any) -> dict[str, Any]:
         """How many of its blocks could not be copied into the tier, and why the first of them."""
-        reasons = self.enforcer.book.unsaved(claim) if claim.offloadable else []
+        if claim.phase is Phase.HARMED:
+            return {"unsaved_reason": claim.unsaved} if claim.unsaved else {}
+        reasons = self.enforcer.book.unsaved_of(claim) if claim.offloadable else []
         return {"unsaved_blocks": len(reasons), "unsaved_reason": reasons[0]} if reasons else {}
+
+    def _harm(self, claim: Any) -> dict[str, Any]:
+        """Why it was harmed, if it was."""
+        return {"harmed_by": claim.cause.value} if claim.phase is Phase.HARMED else {}
 
     def stats(self) -> dict[str, Any]:
         """Everything that `/metrics` shows."""
@@ -476,6 +483,7 @@ class Desk:
                 {**label(c), "outcome": o, "count": n} for (c, o), n in tally.refusals.items()
             ],
             "harms": [{**label(c), "cause": o, "count": n} for (c, o), n in tally.harms.items()],
+            "unsaved": [{**label(c), "count": n} for (c, _), n in tally.unsaved.items()],
             "outcomes": tally.outcomes,
             "shortfall": tally.shortfall,
             "ages": tally.ages,

@@ -29,6 +29,8 @@ class Tally:
         """By claim and outcome (refused or deferred)."""
         self.harms: Counter[tuple[str, str]] = Counter()
         """By claim and cause."""
+        self.unsaved: Counter[tuple[str, str]] = Counter()
+        """Blocks that could not be kept in a tier, by claim and tier."""
         self.outcomes: Counter[str] = Counter()
         self.shortfall = 0
         self.ages = [0] * (len(AGES) + 1)
@@ -80,6 +82,10 @@ class Tally:
         self.harms[key] += 1
         self._lost(event)
 
+    def _not_saved(self, event: Event) -> None:
+        key = self._label(str(event.claim_id), str(event.data["tier"]), self.unsaved)
+        self.unsaved[key] += event.data["blocks"]
+
     def _block_lost(self, event: Event) -> None:
         if str(event.claim_id) not in self._in_tier:
             self._lost(event)
@@ -104,5 +110,6 @@ _REACTIONS: Final[dict[str, Any]] = {
     "resident_claim_accepted": Tally._begins,
     "resident_block_lost": Tally._block_lost,
     "resident_claim_harmed": Tally._harmed,
+    "resident_claim_unsaved": Tally._not_saved,
     "block_lost_after_release": Tally._lost,
 }

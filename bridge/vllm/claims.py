@@ -7,7 +7,7 @@ events through a `Recorder` and tells the claim actions of the machine in `spec.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Final, Protocol
@@ -90,6 +90,13 @@ class Claim:
     """Positions whose content left the device since, and that no load has brought back."""
     returned: int = 0
     """How many a load has brought back since it was last offloaded."""
+    whole: bool = False
+    """Its predicate has come to hold: from then on a loss is harm (L3), be it materialized yet or
+    not."""
+    cause: Cause = Cause.NONE
+    """Why it was harmed."""
+    unsaved: str = ""
+    """Why some of its content could not be kept in a tier, the last time."""
 
     @property
     def name(self) -> str:
@@ -293,10 +300,13 @@ class ClaimBook:
     @property
     def has_preferred(self) -> bool:
         """Whether some content may be evicted, after all other."""
-        return self._preferring > 0
+        return self._preferring > 0 or (self.tier is not None and self.tier.lacks_copies)
 
-    def prefers(self, block: int) -> bool:
-        """Whether a responsible claim covers the block that may lose it, after all other."""
+    def prefers(self, block: int, contents: Iterable[str] = ()) -> bool:
+        """Whether a responsible claim covers the block that may lose it, after all other; or what
+        it is found under, `contents`, was promised to be kept in a tier, and is not yet."""
+        if self.tier is not None and any(map(self.tier.lacks, contents)):
+            return True
         concerned = (self.claims[claim] for claim in self._concerns.get(block, ()))
         return any(c.responsible and c.spec.protection in PREFERRED for c in concerned)
 
@@ -342,6 +352,7 @@ class ClaimBook:
                 block = self._standing(claim, position)
                 if block is not None:
                     self._cover(claim, position, block)
+            self._look_whole(claim)
             self._materialize(claim)
 
     def expect_loss(self, lost: Mapping[int, str], copies: Mapping[str, Sequence[int]]) -> None:
@@ -385,6 +396,12 @@ class ClaimBook:
                 for position in gone:
                     self._forsake(claim, position)
         self._miss(lost)
+        for claim in self._owed(lost.values()):
+            if self._is_broken(claim):
+                self._tell_bare_losses(claim, lost, cause)
+                self._harm(claim, cause)
+            else:
+                self._materialize(claim)  # the tier may keep all of it already
 
     # -- claims in a tier ----------------------------------------------------------------------
 
@@ -424,12 +441,52 @@ class ClaimBook:
         else:
             self._harm(claim, Cause.FAULT)
 
-    def copy_lost(self, claim_id: str, key: str) -> None:
-        """A fault took a copy; it harms a claim of which nothing else keeps that content."""
-        claim = self.claims[claim_id]
-        away = claim.phase in (Phase.OFFLOADED, Phase.RESTORING)
-        if away and not self._pool.is_visible(key):
-            self._harm(claim, Cause.FAULT)
+    def unsaved(self, failed: Mapping[str, str], known: Container[str]) -> list[str]:
+        """The tier does not have these contents, each with the reason: copies that could not be
+        written, or are not right.  Claims that are owed one are told, but for what is `known`; a
+        fault harms those of which nothing else keeps it (O2).  The claims harmed."""
+        harmed = []
+        for claim in self._owed(failed):
+            mine = [key for key in claim.keys if key in failed]
+            gone = self._is_broken(claim)
+            claim.unsaved = failed[mine[0]]
+            if gone or any(key not in known for key in mine):
+                told = {"tier": FILES, "blocks": len(mine), "reason": claim.unsaved}
+                self._emit("resident_claim_unsaved", claim, prefix_id=mine[0], **told)
+            if gone:
+                self._harm(claim, Cause.FAULT)
+                harmed.append(claim.spec.claim_id)
+        return harmed
+
+    def _owed(self, keys: Iterable[str]) -> list[Claim]:
+        """The claims that a tier owes any of these contents, in their order."""
+        if self.tier is None:
+            return []
+        return self._in_order({claim for key in keys for claim in self.tier.owners(key)})
+
+    def _is_broken(self, claim: Claim) -> bool:
+        """Whether an offloadable claim was whole, and some of its content is nowhere.  What the
+        tier has taken, and still writes, it answers for: when that fails the claim is told."""
+        return claim.whole and not all(map(self._is_left, claim.keys))
+
+    def _is_left(self, key: str) -> bool:
+        return self._is_safe(key) or self._pool.is_visible(key)
+
+    def _is_safe(self, key: str) -> bool:
+        return self.tier is not None and self.tier.is_safe(key)
+
+    def _look_whole(self, claim: Claim) -> None:
+        """Note when an offloadable claim has all of its content: written, or in the tier."""
+        if claim.offloadable and not claim.whole:
+            claim.whole = all(self._is_safe(k) or self._pool.survives(k) for k in claim.keys)
+
+    def _tell_bare_losses(self, claim: Claim, lost: Mapping[int, str], cause: Cause) -> None:
+        """Which blocks the claim lost that it had, and did not cover yet."""
+        positions = claim.positions
+        for block, key in lost.items():
+            if key in positions and positions[key] not in claim.cover and not self._is_left(key):
+                told = {"position": positions[key], "block_id": block, "cause": cause.value}
+                self._emit("resident_block_lost", claim, **told)
 
     def given_up(self, keys: Iterable[str]) -> None:
         """The tier no longer keeps these: claims that ended before are told of the loss (L4)."""
@@ -441,11 +498,33 @@ class ClaimBook:
     def _offload(self, claim: Claim) -> None:
         """Its blocks may go: a tier keeps every one of them (O1)."""
         self._emit("resident_claim_offloaded", claim, tier=FILES, blocks=claim.footprint)
-        self._tell(claim, "finish", how=Phase.DEMOTED.value)
+        self._depart(claim)
         claim.phase = Phase.OFFLOADED
-        claim.departed, claim.returned = True, 0
+        claim.returned = 0
         claim.away.clear()
         self._forget(claim)
+
+    def _depart(self, claim: Claim) -> None:
+        """The machine of the pool has nothing more to do with it."""
+        self._tell(claim, "finish", how=Phase.DEMOTED.value)
+        claim.departed = True
+
+    def _awaits_block(self, claim: Claim) -> bool:
+        """Whether it may come to cover a block that a step still writes."""
+        uncovered = (claim.key_at(p) for p in claim.granted.positions if p not in claim.cover)
+        return any(map(self._pool.is_visible, uncovered))
+
+    def _settle_in_tier(self, claim: Claim) -> None:
+        """The tier keeps all of an accepted claim, whose blocks were taken before it did: it is
+        materialized there, and offloaded at once (O1)."""
+        for position in claim.granted.positions:
+            if position not in claim.cover:
+                self._unwant(claim, position)
+                self._tell_covered(claim, position, NO_BLOCK)
+        self._depart(claim)
+        self._tell_materialized(claim)
+        self._offload(claim)
+        claim.away.update(p for k, p in claim.positions.items() if not self._pool.is_visible(k))
 
     def _miss(self, lost: Mapping[int, str]) -> None:
         """Contents that claims in a tier lack on the device from now on."""
@@ -466,7 +545,7 @@ class ClaimBook:
         claim.phase = Phase.MATERIALIZED
         self._emit("resident_claim_restored", claim, tier=FILES, blocks=claim.returned)
 
-    def unsaved(self, claim: Claim) -> list[str]:
+    def unsaved_of(self, claim: Claim) -> list[str]:
         """Why contents of an offloadable claim have no copy: of those that could not be written."""
         told = {} if self.tier is None else self.tier.unsaved
         return [told[key] for key in claim.keys if key in told]
@@ -644,6 +723,7 @@ class ClaimBook:
             block = self._standing(claim, position)
             if block is not None:
                 self._cover(claim, position, block, at_acceptance=True)
+        self._look_whole(claim)
         self._materialize(claim)
         return ClaimAnswer(decision, reason, cost, headroom, claim.granted)
 
@@ -732,22 +812,31 @@ class ClaimBook:
 
     def _materialize(self, claim: Claim) -> None:
         if len(claim.cover) < claim.footprint:
+            waits = claim.offloadable and claim.phase is Phase.ACCEPTED
+            if waits and all(map(self._is_kept, claim.keys)) and not self._awaits_block(claim):
+                self._settle_in_tier(claim)
             return
         if claim.phase is Phase.RESTORING:
             self._restored(claim)
         if claim.phase is not Phase.ACCEPTED:
             return
-        claim.phase = Phase.MATERIALIZED
+        self._tell_materialized(claim)
+        self._pool.tell("materialize", c=claim.name)
+
+    def _tell_materialized(self, claim: Claim) -> None:
+        claim.phase, claim.whole, claim.unsaved = Phase.MATERIALIZED, True, ""
         leading, survivors = self._survival(claim)
         self._emit("resident_claim_materialized", claim, leading=leading, survivors=survivors)
-        self._pool.tell("materialize", c=claim.name)
 
     # -- losing and ending -------------------------------------------------------------------------
 
     def _harm(self, claim: Claim, cause: Cause) -> None:
-        before = claim.record(claim.footprint, claim.footprint)
+        before, phase = claim.record(claim.footprint, claim.footprint), claim.phase
+        claim.cause = cause
         self._leave(claim, Phase.HARMED)
         after = claim.record(*self._survival(claim, self._pool.survives))
+        if phase is Phase.ACCEPTED:
+            self._depart(claim)
         self._emit("resident_claim_harmed", claim, cause=cause.value, before=before, after=after)
         self._drop_pins(claim)
         self._forget(claim)

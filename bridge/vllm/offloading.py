@@ -14,6 +14,9 @@ from kvclaims.bridge.vllm.tier import Answers, Load, Loaded, Move, Orders, Resul
 from kvclaims.spec.vocabulary import Phase
 
 _LOG: Final = logging.getLogger("kvclaims.tier")
+EMPTIED: Final = "the tier was emptied"
+"""What claims are told whose copies went with a reset."""
+
 _FIRST_GROUP: Final = bytes(4)
 
 
@@ -81,8 +84,12 @@ class Offloading:
         if results.life != self.tier.life:
             return
         results = self._answers.take(results)
+        failing, known = self.tier.failing(results), set(self.tier.unsaved)
         published = self.tier.saved(results)
         self._tell_unsaved(results)
+        if failing:
+            with self._enforcer.observer.operation():
+                self._book.unsaved(failing, known)
         for request_id, found in results.loaded.items():
             load = self.tier.ended(request_id, found.good)
             if load is not None:
@@ -114,13 +121,11 @@ class Offloading:
         reason = found.reason or "the copy was not loaded"
         _LOG.warning("a copy is refused (%s): %s", load.moves[good].name[:16], reason)
         concerned = self._owners([content], Phase.RESTORING)
-        kept = self._owners([content], Phase.OFFLOADED)
         self.tier.lost(content)
         with enforcer.observer.operation():
             for claim_id in concerned:
                 self._book.restore_failed(claim_id, name, content, reason)
-            for claim_id in kept:
-                self._book.copy_lost(claim_id, content)
+            concerned += self._book.unsaved({content: reason}, ())
             self._book.given_up([content])
         self.tier.appeared(content)  # what the device still has of it gets another copy
         self.unrestored[load.request_id] = enforcer.blamed(load.request_id, concerned)
@@ -138,10 +143,9 @@ class Offloading:
 
     def cleared(self) -> None:
         """The prefix cache was reset, and with it every tier (B10)."""
+        under_way = self.tier.under_way
         gone = self.tier.clear()
-        for content in gone:
-            for claim_id in self.tier.owners(content):
-                self._book.copy_lost(claim_id, content)
+        self._book.unsaved(dict.fromkeys((*gone, *under_way), EMPTIED), ())
         self._book.given_up(gone)
 
     # -- small helpers ---------------------------------------------------------------------------

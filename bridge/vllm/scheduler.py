@@ -289,7 +289,12 @@ class ClaimEnforcer(Reactions):
 
     def before_taking(self, blocks: int) -> None:
         if self.book.has_preferred:
-            spare(self.pool.free_block_queue, blocks, self.book.prefers)
+            keys = self.observer.keys
+            spare(
+                self.pool.free_block_queue,
+                blocks,
+                lambda block: self.book.prefers(block, keys.get(block, {}).values()),
+            )
 
     def before_loss(self, lost: Mapping[int, str], request: str | None) -> None:
         self._admit_first()

@@ -154,6 +154,8 @@ class Tier:
         self._loads: dict[str, Load] = {}
         self._new_loads: list[Load] = []
         self._drops: list[str] = []
+        self._has_stale = False
+        """Whether the worker has copies of a life that is over, and was not told of the next."""
         self._arriving: dict[int, str] = {}
         """Blocks that loads fill → their content, until it is visible there."""
         self.clear()
@@ -172,10 +174,28 @@ class Tier:
     @property
     def is_busy(self) -> bool:
         """Whether the worker has something to do though no request does."""
-        return bool(self._ready or self._saving or self._drops)
+        return bool(self._ready or self._saving or self._drops or self._has_stale)
 
     def keeps(self, content: str) -> bool:
         return content in self._copies
+
+    def is_safe(self, content: str) -> bool:
+        """Whether the tier has the content, though its copy may not count yet."""
+        return content in self._copies or content in self._saving.values()
+
+    @property
+    def lacks_copies(self) -> bool:
+        """Whether promised contents wait for a copy that nobody writes yet."""
+        return bool(self._ready or self._failed)
+
+    def lacks(self, content: str) -> bool:
+        """Whether this is one of them."""
+        return content in self._ready or content in self._failed
+
+    @property
+    def under_way(self) -> list[str]:
+        """Contents whose copies are being written."""
+        return list(self._saving.values())
 
     @property
     def copies(self) -> dict[str, str]:
@@ -241,6 +261,7 @@ class Tier:
             saves.append(move)
         drops, self._drops = self._drops, []
         loads, self._new_loads = self._new_loads, []
+        self._has_stale = False
         return Orders(self.life, tuple(drops), tuple(loads), tuple(saves), idle), gone
 
     def _try_again(self) -> None:
@@ -256,6 +277,14 @@ class Tier:
         read = {content for load in self._loads.values() for content in load.contents}
         free = (c for c in self._copies if c not in self._promised and c not in read)
         return next(free, None)
+
+    def failing(self, results: Results) -> dict[str, str]:
+        """Contents whose copy could not be written by these results, each with the reason; asked
+        for before they are taken (`saved`)."""
+        if results.life != self.life:
+            return {}
+        told = ((self._saving.get(name), told) for name, told in results.saved.items())
+        return {content: said.reason for content, said in told if content and said.reason}
 
     def saved(self, results: Results) -> list[str]:
         """Contents that have a copy now.  Where one could not be written, its claims go without
@@ -337,6 +366,7 @@ class Tier:
     def clear(self) -> list[str]:
         """Give up every copy, also those under way; what was kept."""
         gone = list(self._copies)
+        self._has_stale = bool(gone or self._saving)
         self._copies.clear()
         self._saving.clear()
         self._drops.clear()

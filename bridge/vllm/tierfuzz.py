@@ -31,6 +31,7 @@ SHRINK_S: Final = 60.0
 MET: Final = (
     *("resident_claim_offloaded", "restoration_required", "resident_claim_restored"),
     *("restoration_failed", "resident_claim_harmed", "block_lost_after_release"),
+    *("resident_claim_unsaved", "harmed early by own_choice", "harmed early by fault"),
     *("abort of one that loads", "loss on the device", "reset", "sleep", "kill"),
     *("harm 0", "harm 1", "harm 2", "harm 3"),
 )

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from kvclaims.bridge.serving.settings import Settings
 from kvclaims.bridge.serving.tierfiles import BadCopy, Buffer, TierFiles
+from kvclaims.bridge.vllm.offloading import EMPTIED
 from kvclaims.bridge.vllm.serving_bench import LeftOver, ServedPool
 from kvclaims.checker.audit import audit, read_trace
 from kvclaims.checker.monitor import Monitor
@@ -85,6 +86,8 @@ class HarmedFiles:
         self.is_full = False
         self.harmed: set[str] = set()
         self.ever_harmed: set[str] = set()
+        self.refused: set[str] = set()
+        """Contents of which a copy could not be written."""
         self.reads: Counter[str] = Counter()
         """How often each copy was read, and found to be right."""
 
@@ -98,9 +101,13 @@ class HarmedFiles:
         self.ever_harmed.clear()
 
     def publish(self, name: str, content: Sequence[Buffer]) -> None:
-        if self.is_full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.real.publish(name, content)
+        try:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.real.publish(name, content)
+        except OSError:
+            self.refused.add(json.loads(b"".join(content))[0])
+            raise
         self.harmed.discard(name)
 
     def read(self, name: str) -> memoryview:
@@ -335,7 +342,8 @@ class TierRun:
     def judge(self) -> None:
         """Hold what the engine says against memory, files and its own promises."""
         self.findings += self._monitor.violations[:1]
-        for check in (self._visible, self._copies, self._claimed, self._room, self._blamed):
+        checks = (self._visible, self._copies, self._claimed, self._early, self._room, self._blamed)
+        for check in checks:
             for rule, message in check():
                 self._found(rule, message)
 
@@ -370,6 +378,20 @@ class TierRun:
                 if not tier.keeps(key) and not enforcer.is_visible(key):
                     yield "O2", f"{claim.spec.claim_id} is {claim.phase}, and {key} is nowhere"
 
+    def _early(self) -> Iterator[tuple[str, str]]:
+        """A claim that no tier keeps yet, and that had all of its content, has it still: on the
+        device, in the tier, or on its way there."""
+        tier, enforcer = self._tier, self.pool.enforcer
+        for name, claim in enforcer.book.claims.items():
+            if not claim.offloadable or claim.phase is not Phase.ACCEPTED:
+                continue
+            safe = {*tier.copies, *tier.under_way}
+            if all(key in safe or enforcer.survives(key) for key in claim.keys):
+                self._whole.add(name)
+            gone = [k for k in claim.keys if k not in safe and not enforcer.is_visible(k)]
+            if gone and name in self._whole:
+                yield "L3", f"{name} had all of its content, {gone[0]} is nowhere, nothing is told"
+
     def _room(self) -> Iterator[tuple[str, str]]:
         tier, book = self._tier, self.pool.enforcer.book
         if tier.kept > tier.blocks or tier.promised > tier.blocks:
@@ -399,12 +421,32 @@ class TierRun:
                 self.failed_restores.append(str(event.claim_id))
             if event.event == "restoration_failed" and self._name(str(event.prefix_id)) is False:
                 yield "O2", f"{event.claim_id} is blamed for a copy that is as it was"
-            own = event.event == "resident_claim_harmed" and event.data["cause"] != "fault"
-            claim = self.pool.enforcer.book.claims.get(str(event.claim_id))
-            if own and claim is not None and claim.offloadable:
-                yield "O2", f"{event.claim_id} is harmed by {event.data['cause']}"
-
+            if event.event == "resident_claim_materialized":
+                self._kept.add(str(event.claim_id))
+            yield from self._harmed(event)
+            yield from self._unsaved(event)
         self._miss()
+
+    def _harmed(self, event: Event) -> Iterator[tuple[str, str]]:
+        """What a tier keeps is not harmed by the engine's own choice, and no other claim is harmed
+        before it was whole."""
+        claim = self.pool.enforcer.book.claims.get(str(event.claim_id))
+        if event.event != "resident_claim_harmed" or claim is None or not claim.offloadable:
+            return
+        cause = event.data["cause"]
+        if event.claim_id in self._kept:
+            if cause != "fault":
+                yield "O2", f"{event.claim_id} is harmed by {cause}"
+            return
+        self.counts[f"harmed early by {cause}"] += 1
+
+    def _unsaved(self, event: Event) -> Iterator[tuple[str, str]]:
+        """A copy that is told to have failed did, or was harmed."""
+        if event.event != "resident_claim_unsaved" or event.data["reason"] == EMPTIED:
+            return
+        content = str(event.prefix_id)
+        if content not in self._store.refused and not self._name(content):
+            yield "O2", f"{event.claim_id} is told that {content} has no copy, and none failed"
 
     def _miss(self) -> None:
         """Note what claims in the tier lack on the device now, and how often its copy was read
@@ -513,6 +555,10 @@ class TierRun:
         """Contents that had a copy in this life, with its name."""
         self._claims: list[tuple[str, str]] = []
         self._reads_at_loss: dict[str, int] = {}
+        self._kept: set[str] = set()
+        """Claims that were materialized."""
+        self._whole: set[str] = set()
+        """Claims that had all of their content before that."""
         self._missed: dict[str, dict[str, int]] = {}
         """Claim in the tier → content that has left the device since → reads of its copy then."""
 

@@ -162,6 +162,159 @@ def test_a_claim_counts_as_kept_only_once_it_is_in_the_tier(shop: Shop) -> None:
     shop.close()
 
 
+def step_until(shop: Shop, request: str) -> None:
+    """Step until the request has its answer, whatever the tier still has to do."""
+    for _ in range(60):
+        if request in shop.pool.outputs:
+            return
+        shop.pool.step()
+    raise AssertionError(f"{request} has no answer")
+
+
+def gone_early(shop: Shop, label: str = "A", blocks: int = 8) -> None:
+    """A claim was computed whole, and its blocks were taken while its copies were being written."""
+    shop.pool.driver.tier.patience = lambda: 0
+    shop.claim("c", label, blocks)
+    shop.ask("cache", label, blocks)
+    step_until(shop, "cache")
+    shop.ask("press", "P", 18)
+    step_until(shop, "press")
+    shop.pool.driver.tier.patience = None
+
+
+def harm(shop: Shop) -> dict[str, Any]:
+    """What was told of the one harm."""
+    events = shop.pool.serving.recorder.events
+    (told,) = [e for e in events if e.event == "resident_claim_harmed"]
+    return {"claim": told.claim_id, **told.data}
+
+
+def test_what_is_evicted_before_it_has_a_copy_is_harmed(shop: Shop) -> None:
+    """It was whole on the device, and no place has it now: that is told (L3, P3)."""
+    shop.files.is_full = True
+    shop.claim("c", "A", 8)
+    shop.serve("cache", "A", 8)
+    assert shop.phase("c") == "accepted"
+    shop.serve("press", "P", 18)
+    told = harm(shop)
+    assert (told["claim"], told["cause"]) == ("a/c", "own_choice")
+    assert told["before"] == {"holds": True, "leading": 8, "survivors": 8}
+    assert (told["after"]["holds"], told["after"]["survivors"] < 8) == (False, True)
+    body = shop.pool.do("inspect", claim_id="c").body
+    assert (body["phase"], body["harmed_by"]) == ("harmed", "own_choice")
+    assert body["unsaved_reason"] == "no space"
+    order = ["resident_claim_unsaved", "resident_block_lost", "resident_claim_harmed"]
+    assert list(dict.fromkeys(shop.told(*order))) == order
+    assert shop.pool.do("pool").body["tier_promised_blocks"] == 0
+    fold = shop.close()
+    assert fold.unsaved == {"a/c": 8}
+
+
+def test_what_has_no_copy_yet_is_evicted_last(shop: Shop) -> None:
+    shop.files.is_full = True
+    shop.claim("c", "A", 6)
+    shop.serve("cache", "A", 6)
+    shop.serve("later", "B", 6)
+    shop.serve("press", "P", 9)  # there is room without the claim's blocks, which are older
+    assert (shop.phase("c"), shop.holds("A", 6), shop.holds("B", 6)) == ("accepted", True, False)
+    shop.files.is_full = False
+    shop.serve("more", "P", 9, answer=9)
+    assert shop.phase("c") == "materialized"
+    shop.serve("press again", "Q", 9)  # what has a copy is evicted as anything else
+    assert shop.phase("c") == "offloaded"
+    shop.close()
+
+
+def test_what_goes_while_its_copies_are_written_is_offloaded_once_they_are(shop: Shop) -> None:
+    gone_early(shop)
+    assert (shop.phase("c"), shop.holds("A", 8)) == ("accepted", False)
+    shop.pool.run()
+    assert shop.phase("c") == "offloaded"
+    order = ["resident_claim_materialized", "resident_claim_offloaded"]
+    assert shop.told(*order, "resident_claim_harmed") == order
+    shop.serve("again", "A", 8)
+    assert (shop.phase("c"), shop.holds("A", 8)) == ("materialized", True)
+    shop.close()
+
+
+def test_a_restore_of_it_that_fails_is_blamed_on_it(shop: Shop) -> None:
+    gone_early(shop)
+    shop.pool.run()
+    shop.files.broken.add(sorted_names(shop, "A", 8)[2])
+    shop.serve("again", "A", 8)
+    told = shop.pool.outputs["again"].kv_transfer_params["kvclaims"]["restoration_failed"]
+    assert told == [{"claim": "c", "owner": "a", "blocks": 8}]
+    assert shop.phase("c") == "harmed"
+    assert shop.close().failed_restores == ["a/c"]
+
+
+def test_a_copy_that_fails_after_its_block_is_gone_harms_its_claim(shop: Shop) -> None:
+    gone_early(shop)
+    shop.files.is_full = True
+    shop.pool.run()
+    told = harm(shop)
+    assert (told["claim"], told["cause"]) == ("a/c", "fault")
+    events = shop.pool.serving.recorder.events
+    (why,) = [e for e in events if e.event == "resident_claim_unsaved"]
+    keys = content_ids(tokens_of((Segment("A", 8),), SIZE), SIZE)
+    assert (why.claim_id, why.prefix_id) == ("a/c", keys[0])
+    assert dict(why.data) == {"tier": "files", "blocks": 8, "reason": "no space"}
+    body = shop.pool.do("inspect", claim_id="c").body
+    assert (body["harmed_by"], body["unsaved_reason"]) == ("fault", "no space")
+    stats = shop.pool.do("stats").body
+    assert [(u["claim"], u["count"]) for u in stats["unsaved"]] == [(stats["harms"][0]["claim"], 8)]
+    shop.close()
+
+
+def test_two_claims_on_one_copy_are_both_told_of_its_failure(shop: Shop) -> None:
+    shop.claim("short", "A", 3)
+    shop.claim("later", "A", 12)  # never whole: nothing of it is lost that it had
+    gone_early(shop)
+    shop.files.is_full = True
+    shop.pool.run()
+    assert [shop.phase(c) for c in ("short", "c", "later")] == ["harmed", "harmed", "accepted"]
+    assert shop.told().count("resident_claim_unsaved") == 3
+    assert shop.close().unsaved == {"a/short": 3, "a/c": 8, "a/later": 8}
+
+
+@pytest.mark.parametrize("how", ["release", "demote", "expire"])
+def test_a_claim_that_ends_while_its_copies_are_written_is_not_harmed(shop: Shop, how: str) -> None:
+    gone_early(shop)
+    if how == "expire":
+        shop.pool.do("renew", claim_id="c", renewal={"duration": 5})
+        shop.pool.now += 6
+    else:
+        shop.pool.do(how, claim_id="c")
+    shop.files.is_full = True
+    shop.pool.run()
+    assert shop.phase("c") == {"release": "released", "demote": "demoted", "expire": "expired"}[how]
+    assert shop.told("resident_claim_unsaved", "resident_claim_harmed") == []
+    shop.close()
+
+
+def test_a_claim_that_was_never_whole_loses_nothing(shop: Shop) -> None:
+    shop.files.is_full = True
+    shop.claim("c", "A", 8)
+    shop.serve("cache", "A", 4)
+    shop.serve("press", "P", 18)
+    assert shop.phase("c") == "accepted"
+    shop.files.is_full = False
+    shop.serve("whole", "A", 8)
+    shop.pool.run()
+    shop.serve("more", "P", 8, answer=30)  # time enough to try again
+    assert shop.phase("c") in ("materialized", "offloaded")
+    shop.close()
+
+
+def test_what_the_tier_keeps_already_is_kept_for_a_new_claim_too(shop: Shop) -> None:
+    away(shop)
+    shop.pool.do("release", claim_id="c")
+    assert shop.claim("next", "A", 8)["phase"] == "offloaded"
+    shop.serve("again", "A", 8)
+    assert (shop.phase("next"), shop.holds("A", 8)) == ("materialized", True)
+    shop.close()
+
+
 def test_content_that_is_there_already_is_copied_at_once(shop: Shop) -> None:
     shop.serve("cache", "A", 8)
     shop.claim("c", "A", 8)
@@ -392,11 +545,12 @@ def test_a_reset_while_copies_are_written(shop: Shop) -> None:
     for _ in range(3):
         shop.pool.step()
     assert shop.pool.scheduler.reset_prefix_cache()
+    assert (shop.phase("c"), harm(shop)["cause"]) == ("harmed", "fault")
     shop.pool.run()
-    assert shop.phase("c") == "accepted"
     assert shop.files.copies == {}
+    shop.claim("next", "A", 8)
     shop.serve("again", "A", 8)
-    assert shop.phase("c") == "materialized"
+    assert shop.phase("next") == "materialized"
     shop.close()
 
 

@@ -102,6 +102,16 @@ def test_a_copy_with_one_bit_turned_over_fails_its_request(
     assert report.runs[0].fold.failed_restores == ["a/c"]
 
 
+def test_a_claim_that_cannot_be_kept_is_harmed_when_its_blocks_go(
+    killed: tuple[Path, dict[str, Any]], restarted: dict[str, Any]
+) -> None:
+    """The disk is full: the claim is told why, the trace names it, and an audit agrees."""
+    full = restarted["full"]
+    told = (full["phase"], full["harmed_by"], full["unsaved_reason"])
+    assert told == ("harmed", "own_choice", "No space left on device")
+    assert audit([killed[0] / "fail.jsonl"]).runs[0].fold.unsaved["a/full"] == 12
+
+
 def test_or_the_request_computes_it(tmp_path: Path) -> None:
     code, told = run("recompute", tmp_path)
     assert (code, told["finish"]) == (0, "length")

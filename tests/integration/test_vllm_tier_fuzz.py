@@ -16,6 +16,7 @@ from tier_plants import (
     copied_late,
     counted_at_once,
     every_copy_is_written,
+    failed_on_all,
     loads_are_good,
     no_limit,
     no_look,
@@ -23,6 +24,7 @@ from tier_plants import (
     offloaded_without_copies,
     promised_copies_go,
     rests_stay,
+    silent_before_kept,
 )
 from vllm_world import NEEDS_VLLM
 
@@ -83,6 +85,8 @@ PLANTED: dict[Any, set[str]] = {
     computed_is_restored: {"O1", "O3"},
     offloaded_without_copies: {"O1", "O2"},
     every_copy_is_written: {"B4"},
+    silent_before_kept: {"L3"},
+    failed_on_all: {"O2"},
 }
 
 

@@ -167,6 +167,51 @@ def test_a_twin_breaks_its_rule(lines: list[Line], rule: str) -> None:
     assert rule in rules(lines)
 
 
+# -- what is lost before a tier keeps it
+
+UNSAVED = claim("unsaved", tier="files", blocks=2, reason="full", prefix_id="c0")
+TAKEN = (
+    "resident_block_lost",
+    {**claim("")[1], "position": 1, "block_id": 7, "cause": "own_choice", "prefix_id": "c1"},
+)
+EVICTED = claim("harmed", cause="own_choice", before=STOOD, after=GONE)
+ENDED = claim("released", phase_before="accepted", covered=0)
+
+
+def test_what_is_lost_before_it_is_kept_holds_if_it_is_told() -> None:
+    for lines in ([UNSAVED, HARMED], [UNSAVED, TAKEN, EVICTED], [TAKEN, EVICTED], [UNSAVED]):
+        assert fold([*begins()[:2], *lines]).violations == []
+    again = fold([*begins()[:2], UNSAVED, UNSAVED, HARMED])
+    assert (again.unsaved, str(again.claims["c"].phase)) == ({"c": 4}, "harmed")
+    assert rules([*begins(), UNSAVED]) == []  # a second copy of it
+
+
+def early_twins() -> Iterator[tuple[str, list[Line], str]]:
+    starts = begins()[:2]
+    yield "harmed by a fault, and no copy failed", [*starts, HARMED], "O2"
+    yield "harmed by a fault, and a block was taken", [*starts, TAKEN, HARMED], "O2"
+    yield "harmed by an eviction, and a copy failed", [*starts, UNSAVED, EVICTED], "O2"
+    yield "a block is lost, and the claim goes on", [*starts, TAKEN], "P3"
+    yield "told when it had ended", [*starts, ENDED, UNSAVED], "O2"
+    yield "told of a hard claim", [*begins(protection="hard_protected"), UNSAVED], "O2"
+    none = claim("unsaved", tier="files", blocks=0, reason="full", prefix_id="c0")
+    yield "of nothing", [*starts, none], "O2"
+    more = claim("unsaved", tier="files", blocks=3, reason="full", prefix_id="c0")
+    yield "of more than it has", [*starts, more], "O2"
+    other = claim("unsaved", tier="elsewhere", blocks=1, reason="full", prefix_id="c0")
+    yield "in a tier that it is not in", [*begins(), OFFLOADED, other], "O1"
+    yield "of another claim", [*starts, (UNSAVED[0], {**UNSAVED[1], "claim_id": "d"})], "T2"
+
+
+@pytest.mark.parametrize(
+    ("lines", "rule"),
+    [(lines, rule) for _, lines, rule in early_twins()],
+    ids=[n for n, *_ in early_twins()],
+)
+def test_a_twin_of_an_early_loss_breaks_its_rule(lines: list[Line], rule: str) -> None:
+    assert rule in rules(lines)
+
+
 def test_a_restoration_names_its_claim() -> None:
     from kvclaims.spec.telemetry import TraceError
 
