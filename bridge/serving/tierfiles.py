@@ -19,6 +19,7 @@ import json
 import logging
 import os
 import re
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -68,7 +69,11 @@ class TierFiles:
         except OSError:
             os.close(self._lock)
             raise TierBusy(f"{folder} is in use by another engine") from None
-        self.clear()
+        try:
+            self.clear()
+        except OSError:
+            self.let_go()
+            raise
 
     def begin(self, life: str) -> None:
         """From now on copies belong to `life`; those of another are removed."""
@@ -110,7 +115,7 @@ class TierFiles:
     def read(self, name: str) -> memoryview:
         """What was published under `name`.  Raises `BadCopy` unless every byte of it is right."""
         try:
-            whole = memoryview(bytearray(self._place(name).read_bytes()))
+            whole = memoryview(self._content(name))
         except FileNotFoundError:
             raise BadCopy("the file is gone") from None
         except OSError as error:
@@ -126,18 +131,14 @@ class TierFiles:
         return content
 
     def drop(self, names: Iterable[str]) -> None:
-        """Remove these copies; one that is gone already is no error."""
-        for name in names:
-            self._place(name).unlink(missing_ok=True)
-            self._sizes.pop(name, None)
+        """Remove these copies; one that is gone already is no error.  `OSError` for one that cannot
+        be removed, when the others are."""
+        self._remove(map(self._place, names))
 
     def clear(self) -> None:
-        """Remove every copy, and what a writer left half done."""
-        for suffix in (_DONE, _UNDER_WAY):
-            for path in self.folder.glob(f"*{suffix}"):
-                path.unlink(missing_ok=True)
-                self._sizes.pop(path.stem, None)
+        """Remove every copy, and what a writer left half done; `OSError` as for `drop`."""
         self.life = ""
+        self._remove(p for end in (_DONE, _UNDER_WAY) for p in self.folder.glob(f"*{end}"))
 
     @property
     def used(self) -> int:
@@ -159,6 +160,33 @@ class TierFiles:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    def _remove(self, paths: Iterable[Path]) -> None:
+        failed: list[OSError] = []
+        for path in list(paths):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                failed.append(error)
+            else:
+                self._sizes.pop(path.stem, None)
+        if failed:
+            raise failed[0]
+
+    def _content(self, name: str) -> bytearray:
+        """All of a file, if it is one and no larger than what was written; else `BadCopy`."""
+        file = os.open(self._place(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            found = os.fstat(file)
+            written = self._sizes.get(name, found.st_size)
+            if not stat.S_ISREG(found.st_mode):
+                raise BadCopy("it is no plain file, and cannot be read")
+            if found.st_size > written + _MOST_HEADER:
+                raise BadCopy(f"the file has {found.st_size} bytes, and {written} were written")
+            with open(file, "rb", closefd=False) as reader:
+                return bytearray(reader.read(found.st_size))
+        finally:
+            os.close(file)
 
     def _place(self, name: str) -> Path:
         if not _NAME.fullmatch(name):

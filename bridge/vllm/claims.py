@@ -422,12 +422,13 @@ class ClaimBook:
 
     def brought_back(self, owners: Mapping[str, int]) -> None:
         """A load has made content visible that these claims are owed, each at a position.  Content
-        that was computed anew is not restored (O3)."""
+        that was computed anew is not restored, nor is what a load brought that began before the
+        claim was there to be required back (O3)."""
         for claim_id, position in owners.items():
             claim = self.claims[claim_id]
             if position in claim.away:
                 claim.away.discard(position)
-                claim.returned += 1
+                claim.returned += claim.phase is Phase.RESTORING
 
     def restore_failed(self, claim_id: str, request: str, key: str, reason: str) -> None:
         """The load of a content for the claim has failed: the claim ends, and is told to be the

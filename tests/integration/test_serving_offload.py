@@ -356,6 +356,118 @@ def sorted_names(shop: Shop, label: str, blocks: int) -> list[str]:
     return [shop.pool.enforcer.offloading.tier.copies[key] for key in keys]
 
 
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+def test_half_a_restore_of_two_claims_on_one_prefix(tmp_path: Path, policy: str) -> None:
+    """What the load brought before it failed is the other's, which is none the worse."""
+    shop = Shop(tmp_path, load_failure_policy=policy)
+    shop.claim("short", "A", 4)
+    away(shop)
+    assert shop.phase("short") == "offloaded"
+    shop.files.broken.add(sorted_names(shop, "A", 8)[5])
+    shop.serve("again", "A", 8)
+    told = shop.pool.outputs["again"].kv_transfer_params["kvclaims"]["restoration_failed"]
+    assert [t["claim"] for t in told] == ["c"]
+    assert shop.phase("c") == "harmed"
+    assert shop.phase("short") == {"recompute": "materialized", "fail": "restoring"}[policy]
+    shop.serve("once more", "A", 4)
+    assert (shop.phase("short"), shop.holds("A", 4)) == ("materialized", True)
+    assert shop.close().failed_restores == ["a/c"]
+
+
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+def test_a_restore_that_fails_in_what_two_claims_share_ends_both(
+    tmp_path: Path, policy: str
+) -> None:
+    shop = Shop(tmp_path, load_failure_policy=policy)
+    shop.claim("short", "A", 4)
+    away(shop)
+    shop.files.broken.add(sorted_names(shop, "A", 8)[2])
+    shop.serve("again", "A", 8)
+    told = shop.pool.outputs["again"].kv_transfer_params["kvclaims"]["restoration_failed"]
+    assert [t["claim"] for t in told] == ["short", "c"]
+    assert shop.close().failed_restores == ["a/short", "a/c"]
+
+
+def loading(shop: Shop) -> Any:
+    """The claim is away, and a request that needs it waits for the load of it."""
+    away(shop)
+    shop.ask("again", "A", 8)
+    shop.pool.driver.dispatch()
+    assert shop.phase("c") == "restoring"
+    return shop.pool.driver
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize("how", ["release", "demote", "expire"])
+def test_a_claim_that_ends_while_it_is_restored(shop: Shop, how: str, is_right: bool) -> None:
+    driver = loading(shop)
+    if how == "expire":
+        shop.pool.do("renew", claim_id="c", renewal={"duration": 5})
+        shop.pool.now += 6
+        shop.pool.desk.tick()
+    else:
+        shop.pool.do(how, claim_id="c")
+    if not is_right:
+        shop.files.broken.add(sorted_names(shop, "A", 8)[2])
+    driver.complete()
+    shop.pool.run()
+    assert shop.holds("A", 8)
+    assert shop.phase("c") == {"release": "released", "demote": "demoted", "expire": "expired"}[how]
+    assert shop.told("restoration_failed", "resident_claim_harmed", "resident_claim_unsaved") == []
+    assert shop.close().failed_restores == []
+
+
+def test_a_claim_made_while_another_is_restored_is_restored_by_its_own_load(shop: Shop) -> None:
+    """What was on its way before is no restore of it, and is not counted as one (O3)."""
+    driver = loading(shop)
+    shop.claim("next", "A", 8)
+    assert shop.phase("next") == "offloaded"
+    driver.complete()
+    shop.pool.run()
+    assert (shop.phase("c"), shop.phase("next")) == ("materialized", "offloaded")
+    shop.serve("press again", "Q", 18)
+    shop.serve("once more", "A", 8)
+    assert (shop.phase("c"), shop.phase("next")) == ("materialized", "materialized")
+    assert shop.holds("A", 8)
+    shop.close()
+
+
+def test_the_next_generation_of_a_claim_has_nothing_of_the_load_of_the_last(shop: Shop) -> None:
+    driver = loading(shop)
+    shop.pool.do("release", claim_id="c")
+    shop.monitor.introduce(CLAIM, "a/c#2", False)
+    shop.pool.declare("c", "A", 8, protection="offloadable", generation=2)
+    shop.files.broken.add(sorted_names(shop, "A", 8)[2])
+    driver.complete()
+    shop.pool.run()
+    assert (shop.phase("c"), harm(shop)["cause"]) == ("harmed", "fault")
+    assert shop.close().failed_restores == []  # none was required for it
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_who_waits_for_the_load_of_one_that_is_aborted_loads_itself(
+    tmp_path: Path, is_right: bool
+) -> None:
+    from vllm.v1.request import RequestStatus
+
+    shop = Shop(tmp_path, in_flight=2)
+    driver = loading(shop)
+    shop.ask("waits", "A", 8, more=2)
+    driver.dispatch()
+    shop.pool.scheduler.finish_requests("again", RequestStatus.FINISHED_ABORTED)
+    if not is_right:
+        shop.files.broken.add(sorted_names(shop, "A", 8)[2])
+    driver.complete()
+    driver.complete()
+    shop.pool.run()
+    assert str(shop.pool.outputs["waits"].finish_reason) == "length"
+    assert shop.holds("A", 8)
+    assert shop.phase("c") == ("materialized" if is_right else "harmed")
+    assert shop.pool.enforcer.offloading.unrestored == {}
+    fold = shop.close()
+    assert fold.failed_restores == ([] if is_right else ["a/c"])
+
+
 def test_a_failed_load_that_nobody_claims_is_blamed_on_nobody(shop: Shop) -> None:
     away(shop)
     names = sorted_names(shop, "A", 8)

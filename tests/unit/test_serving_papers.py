@@ -77,6 +77,7 @@ def test_the_dashboard_asks_for_families_that_exist() -> None:
             "claims": [claim],
             "refusals": [{**who, "outcome": "refused", "count": 1}],
             "harms": [{**who, "cause": "fault", "count": 1}],
+            "unsaved": [{**who, "count": 1}],
             "outcomes": {"served": 1},
             "shortfall": 1,
             "ages": [0] * 9,
@@ -87,7 +88,7 @@ def test_the_dashboard_asks_for_families_that_exist() -> None:
     ).decode()
     exposed = set(re.findall(r"^(kvclaims_\w+)", page, re.MULTILINE))
     assert asked <= exposed
-    assert len(asked) == 16
+    assert len(asked) == 17
 
 
 def test_the_walkthrough_names_every_setting_and_no_other() -> None:

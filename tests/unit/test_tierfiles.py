@@ -140,6 +140,54 @@ def test_a_folder_that_is_full_keeps_what_it_had(
     assert sorted(p.name for p in store.folder.iterdir()) == ["ab12.kv", "in-use"]
 
 
+def test_what_cannot_be_removed_keeps_nothing_else(store: TierFiles) -> None:
+    """A folder in the place of a copy: everything else goes, and it is never read."""
+    for name in (NAME, OTHER, "ef56"):
+        store.publish(name, [OLD])
+    (store.folder / f"{OTHER}.kv").unlink()
+    (store.folder / f"{OTHER}.kv").mkdir()
+    with pytest.raises(BadCopy, match="cannot be read"):
+        store.read(OTHER)
+    with pytest.raises(OSError, match=OTHER):
+        store.drop([OTHER, NAME])
+    assert store.names() == {OTHER, "ef56"}
+    store.publish(NAME, [OLD])
+    with pytest.raises(OSError, match=OTHER):
+        store.begin("two")
+    assert (store.names(), store.life) == ({OTHER}, "two")
+    (store.folder / f"{OTHER}.kv").rmdir()
+
+
+def test_a_folder_that_cannot_be_cleared_is_not_begun_with_nor_held(tmp_path: Path) -> None:
+    folder = tmp_path / "tier"
+    (folder / f"{NAME}.kv").mkdir(parents=True)
+    with pytest.raises(OSError, match=NAME):
+        TierFiles(folder, "form")
+    (folder / f"{NAME}.kv").rmdir()
+    TierFiles(folder, "form").close()
+
+
+def test_a_file_that_is_no_file_does_not_hold_up_its_reader(store: TierFiles) -> None:
+    """A pipe that nobody writes to, a link, and a file much larger than what was written."""
+    store.publish(NAME, [OLD])
+    place = store.folder / f"{NAME}.kv"
+    kept = place.rename(store.folder / "kept")
+    os.mkfifo(place)
+    with pytest.raises(BadCopy, match="no plain file"):
+        store.read(NAME)
+    place.unlink()
+    place.symlink_to(kept)
+    with pytest.raises(BadCopy, match="cannot be read"):
+        store.read(NAME)
+    place.unlink()
+    kept.rename(place)
+    assert bytes(store.read(NAME)) == OLD
+    with place.open("r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(BadCopy, match=f"{1 << 40} bytes"):
+        store.read(NAME)
+
+
 def dies_at(call: int, after: bool) -> Callable[[], None]:
     """Make this process die by SIGKILL at the `call`-th call of the operating system; a write
     that it dies after has written half."""
@@ -215,6 +263,7 @@ def _as_left(folder: Path) -> dict[str, bytes]:
     """What a reader of the same life finds in the folder, before anybody clears it."""
     reader = TierFiles.__new__(TierFiles)
     reader.folder, reader.life, reader._form, reader._lock = folder, "one", "form", -1
+    reader._sizes = {}
     return {name: bytes(reader.read(name)) for name in reader.names()}
 
 
