@@ -479,7 +479,13 @@ class ClaimBook:
     def _look_whole(self, claim: Claim) -> None:
         """Note when an offloadable claim has all of its content: written, or in the tier."""
         if claim.offloadable and not claim.whole:
-            claim.whole = all(self._is_safe(k) or self._pool.survives(k) for k in claim.keys)
+            claim.whole = all(map(self._is_there, claim.keys))
+
+    def _is_there(self, key: str) -> bool:
+        """What the tier takes from a step that still writes it is not there yet."""
+        if self._is_kept(key) or self._pool.survives(key):
+            return True
+        return self._is_safe(key) and not self._pool.is_visible(key)
 
     def _tell_bare_losses(self, claim: Claim, lost: Mapping[int, str], cause: Cause) -> None:
         """Which blocks the claim lost that it had, and did not cover yet."""

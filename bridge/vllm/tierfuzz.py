@@ -68,6 +68,8 @@ _DRAWN: Final[dict[str, tuple[int, _Draw]]] = {
     "dispatch": (8, lambda _: ()),
     "complete": (8, lambda _: ()),
     "claim": (26, _claim),
+    "piece": (8, lambda c: (c.randrange(9), c.randrange(9), c.randrange(6), _blocks(c))),
+    "again": (8, lambda c: (c.randrange(99), c.randrange(9), _blocks(c))),
     "change": (16, lambda c: (c.randrange(99), c.randrange(3))),
     "wait": (8, lambda c: (c.randrange(1, 4),)),
     "abort": (20, lambda c: (c.randrange(99),)),

@@ -168,6 +168,8 @@ class TierRun:
         """Copies as they were in lives that are over."""
         self._made = 0
         self._heard: list[Event] = []
+        self._owed: tuple[str, dict[str, str]] = ("", {})
+        """Contents that have a copy which a claim is owed, with its name; and the life then."""
         self._open()
 
     # -- acts ------------------------------------------------------------------------------------
@@ -186,6 +188,32 @@ class TierRun:
         told = self.pool.declare(name, label_, blocks, who, protection=protection, **more)
         self.counts[f"claim {told.body.get('decision', told.status)}"] += 1
         self._claims.append((who, name))
+
+    def piece(self, owner: int, label: int, start: int, blocks: int) -> None:
+        """An offloadable claim of so many blocks from the `start`th on."""
+        self._made += 1
+        who, name = OWNERS[owner % len(OWNERS)], f"c{self._made}"
+        self._monitor.introduce(CLAIM, f"{who}/{name}#1", False)
+        predicate = {"kind": "contiguous_range", "start": start, "n": blocks}
+        named = (name, LABELS[label % len(LABELS)], start + blocks, who)
+        told = self.pool.declare(*named, protection=Protection.OFFLOADABLE, predicate=predicate)
+        self.counts[f"piece {told.body.get('decision', told.status)}"] += 1
+        self._claims.append((who, name))
+
+    def again(self, which: int, label: int, blocks: int) -> None:
+        """A claim that has ended returns with the next generation, perhaps for other content."""
+        if not self._claims:
+            return
+        who, name = self._claims[which % len(self._claims)]
+        generation = self.pool.enforcer.book.generation(f"{who}/{name}") + 1
+        self._monitor.introduce(CLAIM, f"{who}/{name}#{generation}", False)
+        named = (name, LABELS[label % len(LABELS)], blocks, who)
+        told = self.pool.declare(*named, protection=Protection.OFFLOADABLE, generation=generation)
+        self.counts[f"again {told.body.get('decision', told.status)}"] += 1
+        if told.status == 201:
+            self._kept.discard(f"{who}/{name}")
+            self._whole.discard(f"{who}/{name}")
+            self._missed.pop(f"{who}/{name}", None)
 
     def ask(self, label: int, blocks: int, more: int, answer: int, admits: bool) -> None:
         """A request for the first blocks of a content, and `more` tokens of the next."""
@@ -342,8 +370,8 @@ class TierRun:
     def judge(self) -> None:
         """Hold what the engine says against memory, files and its own promises."""
         self.findings += self._monitor.violations[:1]
-        checks = (self._visible, self._copies, self._claimed, self._early, self._room, self._blamed)
-        for check in checks:
+        of_tier = (self._copies, self._spared, self._room)
+        for check in (self._visible, *of_tier, self._claimed, self._early, self._blamed):
             for rule, message in check():
                 self._found(rule, message)
 
@@ -368,6 +396,15 @@ class TierRun:
                 if held != content:
                     yield "B4", f"the copy of {content} holds {held}"
 
+    def _spared(self) -> Iterator[tuple[str, str]]:
+        """A copy that a claim in force is owed stays, unless it was harmed, or all are given up."""
+        tier, (life, owed) = self._tier, self._owed
+        for content, name in owed.items() if life == tier.life else ():
+            given_up = not tier.keeps(content) and name not in self._store.ever_harmed
+            if given_up and tier.owners(content):
+                yield "O1", f"the copy of {content} is given up, and {tier.owners(content)} wait"
+        self._owed = tier.life, {c: name for c, name in tier.copies.items() if tier.owners(c)}
+
     def _claimed(self) -> Iterator[tuple[str, str]]:
         """A claim that is kept has its content: in the tier, or, on its way back, on the device."""
         tier, enforcer = self._tier, self.pool.enforcer
@@ -382,11 +419,14 @@ class TierRun:
         """A claim that no tier keeps yet, and that had all of its content, has it still: on the
         device, in the tier, or on its way there."""
         tier, enforcer = self._tier, self.pool.enforcer
+        safe = {*tier.copies, *tier.under_way}
+        self._was_there &= safe
+        self._was_there |= {key for key in enforcer.observer.where if enforcer.survives(key)}
+        self._was_there |= tier.copies.keys()
         for name, claim in enforcer.book.claims.items():
             if not claim.offloadable or claim.phase is not Phase.ACCEPTED:
                 continue
-            safe = {*tier.copies, *tier.under_way}
-            if all(key in safe or enforcer.survives(key) for key in claim.keys):
+            if self._was_there.issuperset(claim.keys):
                 self._whole.add(name)
             gone = [k for k in claim.keys if k not in safe and not enforcer.is_visible(k)]
             if gone and name in self._whole:
@@ -555,10 +595,13 @@ class TierRun:
         """Contents that had a copy in this life, with its name."""
         self._claims: list[tuple[str, str]] = []
         self._reads_at_loss: dict[str, int] = {}
+        self._owed = ("", {})
         self._kept: set[str] = set()
         """Claims that were materialized."""
         self._whole: set[str] = set()
         """Claims that had all of their content before that."""
+        self._was_there: set[str] = set()
+        """Contents that are written, kept, or on their way to the tier and were written before."""
         self._missed: dict[str, dict[str, int]] = {}
         """Claim in the tier → content that has left the device since → reads of its copy then."""
 

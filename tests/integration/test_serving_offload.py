@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from vllm_world import NEEDS_VLLM
 
-from kvclaims.spec.claims import CLAIM
+from kvclaims.spec.claims import CLAIM, PHASE, phase
 from kvclaims.spec.content import Segment, content_ids, fingerprint, tokens_of
 from kvclaims.spec.interface import RequestSpec
 from kvclaims.spec.pool import REQUEST
@@ -203,6 +203,7 @@ def test_what_is_evicted_before_it_has_a_copy_is_harmed(shop: Shop) -> None:
     body = shop.pool.do("inspect", claim_id="c").body
     assert (body["phase"], body["harmed_by"]) == ("harmed", "own_choice")
     assert body["unsaved_reason"] == "no space"
+    assert shop.monitor.shadow.get(phase, ("a/c#1",)) == PHASE.values.index("demoted")  # gone there
     order = ["resident_claim_unsaved", "resident_block_lost", "resident_claim_harmed"]
     assert list(dict.fromkeys(shop.told(*order))) == order
     assert shop.pool.do("pool").body["tier_promised_blocks"] == 0
@@ -650,14 +651,16 @@ def test_copies_and_loads_take_their_time(shop: Shop) -> None:
     shop.close()
 
 
-def test_a_reset_while_copies_are_written(shop: Shop) -> None:
-    shop.pool.driver.tier.patience = lambda: 1
+@pytest.mark.parametrize("pace", [0, 1])
+def test_a_reset_while_copies_are_written(shop: Shop, pace: int) -> None:
+    shop.pool.driver.tier.patience = lambda: pace
     shop.claim("c", "A", 8)
     shop.ask("cache", "A", 8)
     for _ in range(3):
         shop.pool.step()
     assert shop.pool.scheduler.reset_prefix_cache()
     assert (shop.phase("c"), harm(shop)["cause"]) == ("harmed", "fault")
+    shop.pool.driver.tier.patience = None
     shop.pool.run()
     assert shop.files.copies == {}
     shop.claim("next", "A", 8)

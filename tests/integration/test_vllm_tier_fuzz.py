@@ -75,7 +75,7 @@ PLANTED: dict[Any, set[str]] = {
     counted_at_once: {"O1"},
     copied_late: {"B4", "O1"},
     any_room: {"O1"},
-    promised_copies_go: {"O2"},
+    promised_copies_go: {"O1", "O2"},
     no_quota: {"Q2"},
     no_limit: {"O1"},
     loads_are_good: {"B4", "O2"},
