@@ -73,7 +73,7 @@ def draw_world(chance: random.Random) -> World:
         chance.choice([chance.randint(2, 6), chance.randint(3, usable), 2 * usable]),
         chance.choice([None, None, _COPY * chance.randint(2, 12)]),
         chance.choice([None, None, chance.randint(2, usable)]),
-        chance.choice([1, 1, 2]),
+        chance.choice([1, 2]),
         chance.choice(POLICIES),
     )
 
