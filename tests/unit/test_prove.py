@@ -62,7 +62,7 @@ from kvclaims.spec.pool import (
 from kvclaims.spec.vocabulary import Phase, Verdict
 
 OBLIGATIONS = {
-    "claims": 230,
+    "claims": 245,
     "pool": 679,
     "admission": 169,
     "groups": 684,
