@@ -35,12 +35,11 @@ from kvclaims.checker.solvers import (
     chosen,
 )
 from kvclaims.spec.composition import symbols_of
-from kvclaims.spec.language import Action, Machine, Property, Symbol, Var, show
+from kvclaims.spec.language import INITIALLY, Action, Machine, Property, Symbol, Var, show
 from kvclaims.spec.vocabulary import Verdict
 
 TIMEOUT_MS: Final = 20_000
 QUICK_MS: Final = 500
-INITIALLY: Final = "initially"
 
 _TOTAL: Final = re.compile(r"total(\d+)")
 _MOST_FACTS: Final = 6

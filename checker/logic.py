@@ -12,10 +12,11 @@ finite sum are used: `_Ghosts.facts` says them.  Exact values are checked by exp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, Final
 
 import z3
 
@@ -29,6 +30,7 @@ from kvclaims.spec.language import (
     Bind,
     Lit,
     Machine,
+    MachineError,
     New,
     Op,
     Sort,
@@ -59,6 +61,9 @@ class Side:
 
 BEFORE = Side("before")
 
+_OWN_NAMES: Final = re.compile(r"(total|negative|nonzero|grows|falls|apart)\d.*|(at|x|y)_.*|.*!.*")
+"""What sums, their facts and bound variables are called here, so nothing of a machine is."""
+
 
 class Logic:
     """The vocabulary of one machine in one Z3 context."""
@@ -72,6 +77,10 @@ class Logic:
         self._values: dict[Sort, list[z3.ExprRef]] = {}
         for symbol in machine.symbols:
             self.function(symbol)
+        params = [param.name for action in machine.actions for param in action.params]
+        for name in (*self.declared, *params):
+            if _OWN_NAMES.fullmatch(name):
+                raise MachineError(f"{machine.name}: {name} is a name that proofs use themselves")
         self.ghosts = _Ghosts(self)
 
     def sort(self, sort: Sort) -> z3.SortRef:
@@ -125,10 +134,19 @@ class Logic:
             case Bind("total", var, body):
                 return self.ghosts.read(var, body, env, side)
             case Bind(kind, var, body):
-                bound = self.constant(var.name + "!", var.sort)
+                bound = self._apart(var, body, env)
                 inner = self.term(body, {**env, var: bound}, side, after)
                 return z3.ForAll([bound], inner) if kind == "every" else z3.Exists([bound], inner)
         raise TypeError(f"not a term: {term!r}")
+
+    def _apart(self, var: Var, body: Term, env: Env) -> z3.ExprRef:
+        """A constant for a bound variable, found in no value that its body is told with: an
+        update may be read at a place that another binder of that name names."""
+        name = var.name + "!"
+        values = [env[free] for free in body.free if free != var]
+        while any(_occurs(name, value) for value in values):
+            name += "!"
+        return self.constant(name, var.sort)
 
     def read(self, symbol: Symbol, args: tuple[z3.ExprRef, ...], side: Side) -> z3.ExprRef:
         """A symbol at a place, seen through the updates of the side."""
@@ -391,6 +409,13 @@ def _is_count(body: Term) -> bool:
         case Op("ite", (_, Lit(1, _), Lit(0, _))):
             return True
     return False
+
+
+def _occurs(name: str, term: z3.ExprRef) -> bool:
+    """Whether a constant of that name is part of the term."""
+    if z3.is_const(term):
+        return bool(term.decl().name() == name)
+    return any(_occurs(name, part) for part in term.children())
 
 
 # A connective of one argument is no SMT-LIB: solvers other than Z3 refuse it.

@@ -22,7 +22,6 @@ from kvclaims.checker.blame import minimal_blame
 from kvclaims.checker.contents import Content, contents
 from kvclaims.checker.emptiness import emptiness
 from kvclaims.checker.induction import (
-    INITIALLY,
     QUICK_MS,
     TIMEOUT_MS,
     Obligation,
@@ -39,7 +38,7 @@ from kvclaims.checker.verdicts import Progress, worst
 from kvclaims.checker.workers import processes
 from kvclaims.spec.abstractions import derived
 from kvclaims.spec.interface import BadOperation
-from kvclaims.spec.language import Machine, Property
+from kvclaims.spec.language import INITIALLY, Machine, Property
 from kvclaims.spec.vocabulary import RULES, Verdict
 
 __all__ = [

@@ -13,10 +13,13 @@ Reading guide: `held(r, b)` applies a symbol; `&`, `|`, `~`, `>>` are and, or, n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Final, NoReturn
+
+INITIALLY: Final = "initially"
+"""What the start is called where an action is named: no action is called so."""
 
 
 class MachineError(ValueError):
@@ -346,9 +349,18 @@ def told_before(term: Term, updates: tuple[Update, ...]) -> Term:
                 over[target] = arg
             elif target != arg:
                 here.append(eq(arg, target))
+        _forbid_capture(update, over)
         written = substitute(update.value, over)
         value = ite(both(*here), written, value) if here else written
     return value
+
+
+def _forbid_capture(update: Update, values: Mapping[Var, Term]) -> None:
+    """Raises MachineError where a variable of `values` would be bound in the update's value."""
+    loose = {variable for term in values.values() for variable in term.free}
+    for part in subterms(update.value) if loose else ():
+        if isinstance(part, Bind) and part.var in loose:
+            raise MachineError(f"{part.var.name} would be bound in {show(update.value)}")
 
 
 def _apart(term: Bind, updates: tuple[Update, ...]) -> Bind:
@@ -581,6 +593,7 @@ def renamed(action: Action, names: Mapping[Var, Var]) -> Action:
 
 
 def _check(machine: Machine) -> None:
+    _check_names(machine)
     fixed = [update.target.symbol for update in machine.init]
     for symbol in machine.symbols:
         if fixed.count(symbol) != (0 if symbol.rigid else 1):
@@ -591,6 +604,46 @@ def _check(machine: Machine) -> None:
     for prop in machine.properties:
         if wrong := _fault_of(machine, prop):
             _fail(machine, prop.name, wrong)
+    for term in _terms(machine):
+        for part in subterms(term):
+            if isinstance(part, Bind) and part.kind == "total":
+                _check_total(machine, part)
+
+
+def _check_names(machine: Machine) -> None:
+    """No name means two things: what is read by name would be read of the first one only."""
+    symbols = [symbol.name for symbol in machine.symbols]
+    for what, names in (("symbol", symbols), ("action", [a.name for a in machine.actions])):
+        if twice := sorted(_twice(names)):
+            _fail(machine, twice[0], f"the name of more than one {what}")
+    for action in machine.actions:
+        if action.name == INITIALLY:
+            _fail(machine, action.name, "what holds at the start is said of this name")
+        params = [param.name for param in action.params]
+        if unclear := sorted(_twice(params) | set(params) & set(symbols)):
+            _fail(machine, action.name, f"{unclear[0]} is another parameter's name, or a symbol's")
+
+
+def _twice(names: Sequence[str]) -> set[str]:
+    return {name for name in names if names.count(name) > 1}
+
+
+def _terms(machine: Machine) -> Iterator[Term]:
+    """Every term that the machine is declared by, those of its given invariants included."""
+    yield from (prop.formula for prop in (*machine.properties, *machine.given))
+    yield from machine.axioms
+    yield from (update.value for update in machine.init)
+    for action in machine.actions:
+        yield action.enabled
+        yield from (update.value for update in action.updates)
+
+
+def _check_total(machine: Machine, summed: Bind) -> None:
+    """A sum is of one state, and of a sort that is finite: facts about sums say nothing else."""
+    if summed.body.speaks_of_new:
+        _fail(machine, show(summed), "a sum speaks of the new state (say it of the whole sum)")
+    if summed.var.sort in NUMERIC:
+        _fail(machine, show(summed), "a sum over all numbers")
 
 
 def _fault_of(machine: Machine, prop: Property) -> str:

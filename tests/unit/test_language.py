@@ -28,6 +28,7 @@ from kvclaims.spec.language import (
     show,
     some,
     substitute,
+    told_before,
     total,
 )
 
@@ -124,6 +125,45 @@ def test_a_property_of_all_actions_but_one_is_of_steps() -> None:
 
 def test_equality_of_truths_is_shown_as_equivalence() -> None:
     assert show(eq(on(x), on(y))) == "on(x) ↔ on(y)"
+
+
+def test_a_sum_is_of_one_state() -> None:
+    """Twin: the sum of what a step changes would be read in the state before it, as nothing."""
+    lit_up = Property("B1", "none", eq(count(x, new(on(x)) & ~on(x)), 0), "no lamp is ever lit")
+    with pytest.raises(MachineError, match="a sum speaks of the new state"):
+        machine(properties=(lit_up,))
+    whole = replace(lit_up, formula=eq(new(count(x, on(x))), count(x, on(x))))
+    assert machine(properties=(whole,)).step_properties
+
+
+def test_a_sum_is_over_a_finite_sort() -> None:
+    n = Var("n", INT)
+    endless = Property("B1", "many", count(n, n > 0) >= 0, "")
+    with pytest.raises(MachineError, match="a sum over all numbers"):
+        machine(properties=(endless,))
+
+
+def test_no_name_means_two_things() -> None:
+    """Twins: of two actions of a name only the first would be shown to keep anything; one that is
+    called like the start would be none; a parameter would be the symbol of its name."""
+    light = machine().actions[0]
+    with pytest.raises(MachineError, match="light: the name of more than one action"):
+        machine(actions=(light, replace(light, updates=())))
+    with pytest.raises(MachineError, match="initially: what holds at the start is said"):
+        machine(actions=(replace(light, name="initially"),))
+    with pytest.raises(MachineError, match="on: the name of more than one symbol"):
+        machine(symbols=(on, Symbol("on", (), INT, rigid=True)))
+    for params in ((x, Var("on", INT)), (x, Var("x", INT))):
+        with pytest.raises(MachineError, match="is another parameter's name, or a symbol's"):
+            machine(actions=(replace(light, params=params),))
+
+
+def test_what_an_update_binds_captures_no_place() -> None:
+    near = Symbol("near", (THING, THING), rigid=True)
+    update = becomes(on(x), some(y, near(x, y)), over=(x,))
+    with pytest.raises(MachineError, match=r"y would be bound in ∃y\. near"):
+        told_before(on(y), (update,))
+    assert show(told_before(every(y, on(y)), (update,))) == "∀y_. ∃y. near(y_, y)"
 
 
 def test_an_axiom_speaks_of_what_never_changes() -> None:

@@ -14,7 +14,6 @@ from kvclaims.checker.induction import Facts, Given, Taken
 from kvclaims.checker.instances import MACHINES
 from kvclaims.checker.proofcache import Keys, ProofCache, canonical, default_folder
 from kvclaims.checker.prove import (
-    INITIALLY,
     ProofReport,
     Prover,
     Ways,
@@ -29,16 +28,22 @@ from kvclaims.spec.claims import CLAIMS, hard, is_in
 from kvclaims.spec.interface import BadOperation
 from kvclaims.spec.language import (
     FALSE,
+    INITIALLY,
+    INT,
     TRUE,
     Action,
     Guard,
     Machine,
+    MachineError,
     Property,
+    Sort,
+    Symbol,
     Term,
     Update,
     Var,
     becomes,
     both,
+    count,
     eq,
     every,
     some,
@@ -430,3 +435,41 @@ def test_a_cache_folder_that_cannot_be_is_wrong_use(tmp_path: Path) -> None:
 def test_canonical_texts_tell_terms_apart() -> None:
     terms = {t for m in MACHINES.values() for p in m.properties for t in (p.formula,)}
     assert len({canonical(term) for term in terms}) == len(terms)
+
+
+THING = Sort("Thing")
+x, y = Var("x", THING), Var("y", THING)
+near = Symbol("near", (THING, THING), rigid=True)
+marked = Symbol("marked", (THING,))
+
+
+def test_what_an_update_binds_is_not_the_place_at_which_it_is_read() -> None:
+    """The mark of x says that something is near to x, not that something is near to itself."""
+    step = becomes(marked(y), some(x, near(x, y)), over=(y,))
+    own = Property("P1", "own", every(x, marked(x) >> some(y, near(y, y))), "")
+    machine = Machine(
+        "marks",
+        "marks",
+        (marked, near),
+        (becomes(marked(x), False, over=(x,)),),
+        (Action("mark", (), (), (step,), "everything is marked that something is near to"),),
+        (own,),
+    )
+    found = {o.action: o.verdict for o in prove_machine(machine, ways=Ways(solver="both"))}
+    assert found == {INITIALLY: Verdict.PROVED, "mark": Verdict.NOT_INDUCTIVE}
+
+
+def test_no_symbol_is_called_like_a_sum() -> None:
+    named = Symbol("total0", (), INT)
+    counted = Property("P1", "counted", eq(named(), count(x, marked(x))), "")
+    with pytest.raises(MachineError, match="total0 is a name that proofs use themselves"):
+        Prover(
+            Machine(
+                "marks",
+                "marks",
+                (marked, named),
+                (becomes(marked(x), False, over=(x,)), becomes(named(), 7)),
+                (),
+                (counted,),
+            )
+        )
