@@ -201,7 +201,7 @@ class _Reach:
         if fair.by or fair.strong:
             raise MachineError(f"{response.name}: {fair.name} recurs, be it for whom it may")
         ceasing = {name for steps in response.ceasing for name in steps.actions}
-        if ceasing & {*fair.actions, *fair.nearer}:
+        if ceasing & set(fair.nearer):
             raise MachineError(f"{response.name}: {fair.name} comes nearer by steps that cease")
         if fair.nearer and fair.distance is None:
             raise MachineError(f"{response.name}: {fair.name} comes nearer by no distance")

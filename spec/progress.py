@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvclaims.spec.language import Term, Var
+from kvclaims.spec.language import MachineError, Term, Var
 
 
 @dataclass(frozen=True)
@@ -118,3 +118,10 @@ class Response:
     unless: str = ""
     ceasing: tuple[Steps, ...] = ()
     ranking: Ranking | Urgency | None = None
+
+    def __post_init__(self) -> None:
+        """Steps that go on for ever and cease are assumed of no run: anything would be shown."""
+        ceasing = {action for steps in self.ceasing for action in steps.actions}
+        for fair in self.fair:
+            if both := sorted(ceasing.intersection(fair.actions)):
+                raise MachineError(f"{self.name}: {both[0]} is fair ({fair.name}) and ceases")

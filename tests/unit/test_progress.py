@@ -454,6 +454,13 @@ def test_steps_that_cease_make_no_cycle() -> None:
     assert seek(Graph(LOOP), _leads(2, go, out, ceasing=(back,))).lasso is None
 
 
+def test_what_is_fair_does_not_cease() -> None:
+    """Twin: no run fulfils both, so going round and round would be said to get anywhere."""
+    go = ("go0",)
+    with pytest.raises(MachineError, match=r"it gets there: go0 is fair \(go\) and ceases"):
+        _leads(2, Fair("go", go), ceasing=(Steps("goings", go),))
+
+
 def test_a_state_in_which_no_step_is_possible_is_a_deadlock() -> None:
     instance = _walk((0, 1, "go"), (0, 2, "off"))
     found = seek(Graph(instance), _leads(2, Fair("go", ("go0",)), Fair("off", ("off0",))))
