@@ -7,7 +7,7 @@ size.  A counterexample found here refutes the obligation for good: no fact abou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
@@ -93,23 +93,29 @@ class Places:
         """Whether some step of the action has it, a condition of its parameters and both states."""
         ground = self._ground
         before = len(ground.limits)
-        env = ground.params(action)
-        after = ground.after(action.updates, env)
-        more = [*ground.limits[before:], ground.term(action.enabled, env, ground.state)]
-        return self._ask(condition, env, after, *more)
+        choices = list(ground.choices(action.params))
+        limits = ground.limits[before:]
+
+        def taken(env: Mapping[Var, Any]) -> bool | None:
+            after = ground.after(action.updates, env)
+            enabled = ground.term(action.enabled, env, ground.state)
+            return self._ask(condition, env, after, *limits, enabled)
+
+        return _some(map(taken, choices))
 
     def of_pair(self, condition: Term, params: tuple[Var, ...] = ()) -> bool | None:
         """Whether some two states have it, of which the second owes nothing to the first."""
         ground = self._ground
         before = len(ground.limits)
-        env = ground.params(Action("any", params, (), (), "any two states"))
         after = {
             slot: ground.unknown(f"later {unknown}", slot[0].range)
             if not slot[0].rigid
             else unknown
             for slot, unknown in ground.state.items()
         }
-        return self._ask(condition, env, after, *ground.limits[before:])
+        choices = list(ground.choices(params))
+        limits = ground.limits[before:]
+        return _some(self._ask(condition, env, after, *limits) for env in choices)
 
     def _ask(
         self, condition: Term, env: Mapping[Var, Any], after: State, *more: Any
@@ -119,6 +125,16 @@ class Places:
         answer = self._solver.check()
         self._solver.pop()
         return None if answer == z3.unknown else bool(answer == z3.sat)
+
+
+def _some(answers: Iterable[bool | None]) -> bool | None:
+    """Whether one is true; None if it may be."""
+    late = False
+    for answer in answers:
+        if answer:
+            return True
+        late |= answer is None
+    return None if late else False
 
 
 class _Ground:
@@ -133,10 +149,15 @@ class _Ground:
                 self.state[symbol, place] = self.unknown(name, symbol.range)
 
     def search(self, prop: Property, action: Action | None) -> Gap | None:
+        for env in self.choices(action.params if action else ()):
+            if gap := self._search(prop, action, env):
+                return gap
+        return None
+
+    def _search(self, prop: Property, action: Action | None, env: Mapping[Var, Any]) -> Gap | None:
         solver = z3.Solver(ctx=self.context)
         solver.set("timeout", TIMEOUT_MS)
         solver.add(*(self.term(axiom, {}, self.state) for axiom in self.machine.axioms))
-        env = self.params(action) if action else {}
         updates = action.updates if action else self.machine.init
         after = self.after(updates, env)
         solver.add(*self.limits)
@@ -169,14 +190,19 @@ class _Ground:
             self.limits.append(unknown >= 0)
         return unknown
 
-    def params(self, action: Action) -> dict[Var, Any]:
-        """Parameters over uninterpreted sorts are first elements: any other choice is a
-        renaming, since no action has two parameters of one such sort.  Others are unknown."""
-        env: dict[Var, Any] = {}
-        for param in action.params:
-            finite = param.sort == BOOL or param.sort in NUMERIC or param.sort.values
-            env[param] = self.unknown("?" + param.name, param.sort) if finite else 0
-        return env
+    def choices(self, params: tuple[Var, ...]) -> Iterator[dict[Var, Any]]:
+        """Values of parameters.  Of those over one uninterpreted sort each is an element that one
+        before it is, or the next: any other choice is a renaming.  The rest are unknown."""
+        told = {p: self.unknown("?" + p.name, p.sort) for p in params if _is_finite(p.sort)}
+        places = [param for param in params if param not in told]
+        for values in product(*(self.domain(param.sort) for param in places)):
+            met: dict[Sort, int] = {}
+            for param, value in zip(places, values, strict=True):
+                if value > met.get(param.sort, 0):
+                    break
+                met[param.sort] = max(met.get(param.sort, 0), value + 1)
+            else:
+                yield {**told, **dict(zip(places, values, strict=True))}
 
     def after(self, updates: tuple[Update, ...], env: Mapping[Var, Any]) -> dict[Slot, Any]:
         after = dict(self.state)
@@ -279,3 +305,8 @@ class _Ground:
             return str(value)
         number = value if isinstance(value, int) else value.as_long()
         return sort.values[number] if sort.values else f"{sort.name.lower()}{number}"
+
+
+def _is_finite(sort: Sort) -> bool:
+    """Whether values of the sort are told by themselves, and not by a number of elements."""
+    return sort == BOOL or sort in NUMERIC or bool(sort.values)

@@ -473,3 +473,16 @@ def test_no_symbol_is_called_like_a_sum() -> None:
                 (counted,),
             )
         )
+
+
+@pytest.mark.parametrize(
+    ("index", "name"), [(0, "who waits keeps what it needs"), (2, "an answer is final")]
+)
+def test_a_counterexample_may_take_two_elements_for_two_parameters(index: int, name: str) -> None:
+    """Twin: with the two requests of `push_out` always one, none is found."""
+    twin = without_guard(MACHINES["admission"], "push_out", index)
+    prop = next(prop for prop in twin.properties if prop.name == name)
+    found = Prover(twin, timeout_ms=1000).step(prop, twin.action("push_out"))
+    assert found.verdict is Verdict.NOT_INDUCTIVE
+    assert found.gap is not None
+    assert found.gap.action == "push_out(request0, request1)"
