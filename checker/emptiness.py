@@ -38,7 +38,7 @@ from kvclaims.checker.workers import processes
 from kvclaims.spec import language
 from kvclaims.spec.abstractions import refinements
 from kvclaims.spec.composed import RUNTIME
-from kvclaims.spec.composition import AT_REST, symbols_of
+from kvclaims.spec.composition import AT_REST
 from kvclaims.spec.language import (
     TRUE,
     Machine,
@@ -47,6 +47,7 @@ from kvclaims.spec.language import (
     new,
     show,
     some,
+    symbols_of,
 )
 from kvclaims.spec.progress import Response
 from kvclaims.spec.refinement import Image, Refinement

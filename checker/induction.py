@@ -34,8 +34,16 @@ from kvclaims.checker.solvers import (
     ask_z3,
     chosen,
 )
-from kvclaims.spec.composition import symbols_of
-from kvclaims.spec.language import INITIALLY, Action, Machine, Property, Symbol, Var, show
+from kvclaims.spec.language import (
+    INITIALLY,
+    Action,
+    Machine,
+    Property,
+    Symbol,
+    Var,
+    show,
+    symbols_of,
+)
 from kvclaims.spec.vocabulary import Verdict
 
 TIMEOUT_MS: Final = 20_000

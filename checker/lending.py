@@ -21,9 +21,13 @@ from kvclaims.checker.stepcode import Compiler, Shadow, Step
 from kvclaims.checker.verdicts import Violation
 from kvclaims.spec import elastic, pool
 from kvclaims.spec.composed import ELASTIC, POOL, RUNTIME
-from kvclaims.spec.composition import Composition, symbols_of
+from kvclaims.spec.composition import Composition
 from kvclaims.spec.interface import MemoryStep, PoolSnapshot, PoolStep, Reserve
-from kvclaims.spec.language import Action, Property
+from kvclaims.spec.language import (
+    Action,
+    Property,
+    symbols_of,
+)
 from kvclaims.spec.vocabulary import Phase
 
 HEARD: Final[Composition] = RUNTIME.only(POOL.name, ELASTIC.name)

@@ -130,7 +130,7 @@ class Keys:
             *map(_symbol, machine.symbols),
             *map(canonical, machine.axioms),
             *sums,
-            *(canonical(t) for p in machine.partitions for t in (p.whole, *p.parts)),
+            *(_digest(*map(canonical, (p.whole, *p.parts))) for p in machine.partitions),
         )
         self._start = _digest(self._shared, "initially", *map(_update, machine.init))
         self._invariants = _digest(*(canonical(p.formula) for p in machine.invariants))

@@ -41,6 +41,7 @@ from kvclaims.spec.language import (
     rebuild,
     substitute,
     subterms,
+    symbols_of,
     told_before,
 )
 
@@ -370,10 +371,6 @@ def hide(machine: Machine, *hidden: Symbol) -> Machine:
 
 def _variables(term: Term) -> set[Term]:
     return {part for part in subterms(term) if isinstance(part, Var)}
-
-
-def symbols_of(term: Term) -> set[Symbol]:
-    return {part.symbol for part in subterms(term) if isinstance(part, App)}
 
 
 def _within(move: Move, parts: Sequence[Part], symbols: set[Symbol]) -> Move:

@@ -317,6 +317,11 @@ def subterms(term: Term) -> Iterator[Term]:
         left.extend(reversed(children(part)))
 
 
+def symbols_of(term: Term) -> set[Symbol]:
+    """The symbols that occur in it."""
+    return {part.symbol for part in subterms(term) if isinstance(part, App)}
+
+
 def substitute(term: Term, values: Mapping[Var, Term]) -> Term:
     """Replace free variables.  Values must not capture: bound names are unique in a machine."""
     if isinstance(term, Var):

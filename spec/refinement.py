@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from kvclaims.spec.composition import Part, Step, standing_still, symbols_of, trail
+from kvclaims.spec.composition import Part, Step, standing_still, trail
 from kvclaims.spec.language import (
     NAT,
     TRUE,
@@ -38,6 +38,7 @@ from kvclaims.spec.language import (
     new,
     rebuild,
     substitute,
+    symbols_of,
     told_before,
 )
 

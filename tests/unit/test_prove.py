@@ -35,6 +35,7 @@ from kvclaims.spec.language import (
     Guard,
     Machine,
     MachineError,
+    Partition,
     Property,
     Sort,
     Symbol,
@@ -47,6 +48,7 @@ from kvclaims.spec.language import (
     eq,
     every,
     some,
+    total,
     without_guard,
 )
 from kvclaims.spec.pool import (
@@ -486,3 +488,16 @@ def test_a_counterexample_may_take_two_elements_for_two_parameters(index: int, n
     assert found.verdict is Verdict.NOT_INDUCTIVE
     assert found.gap is not None
     assert found.gap.action == "push_out(request0, request1)"
+
+
+def test_which_sums_make_up_which_is_part_of_a_key() -> None:
+    """Twin: the same sums, told apart otherwise, number the facts that a proof took otherwise."""
+    sums = [total(x, Symbol(name, (THING,), INT)(x)) for name in "fghk"]
+    apart = (Partition(sums[0], (sums[1],)), Partition(sums[2], (sums[3],)))
+    together = (Partition(sums[0], tuple(sums[1:])),)
+    prop = Property("P1", "any", sums[0] >= 0, "")
+    keys = {
+        Keys(Machine("sums", "", (), (), (), (prop,), parts)).of(prop, INITIALLY, {"z3": "1"})["z3"]
+        for parts in (apart, together)
+    }
+    assert len(keys) == 2

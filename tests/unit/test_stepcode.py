@@ -26,7 +26,6 @@ from kvclaims.checker.stepcode import Compiler, Place, Shadow, Table, _operation
 from kvclaims.checker.stepcost import check_cost, costs, tick_costs
 from kvclaims.checker.stepterms import FORMS
 from kvclaims.spec import claims, pool
-from kvclaims.spec.composition import symbols_of
 from kvclaims.spec.language import (
     BOOL,
     Bind,
@@ -39,6 +38,7 @@ from kvclaims.spec.language import (
     Var,
     every,
     some,
+    symbols_of,
 )
 
 
