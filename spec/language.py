@@ -609,8 +609,11 @@ def _check(machine: Machine) -> None:
     for prop in machine.properties:
         if wrong := _fault_of(machine, prop):
             _fail(machine, prop.name, wrong)
+    symbols = set(machine.symbols)
     for term in _terms(machine):
         for part in subterms(term):
+            if isinstance(part, App) and part.symbol not in symbols:
+                _fail(machine, show(term), f"{part.symbol.name} is no symbol of the machine")
             if isinstance(part, Bind) and part.kind == "total":
                 _check_total(machine, part)
 
@@ -634,9 +637,11 @@ def _twice(names: Sequence[str]) -> set[str]:
 
 
 def _terms(machine: Machine) -> Iterator[Term]:
-    """Every term that the machine is declared by, those of its given invariants included."""
+    """Every term that says what the machine does and what holds of it."""
     yield from (prop.formula for prop in (*machine.properties, *machine.given))
     yield from machine.axioms
+    for partition in machine.partitions:
+        yield from (partition.whole, *partition.parts)
     yield from (update.value for update in machine.init)
     for action in machine.actions:
         yield action.enabled

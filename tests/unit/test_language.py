@@ -158,6 +158,14 @@ def test_no_name_means_two_things() -> None:
             machine(actions=(replace(light, params=params),))
 
 
+def test_a_machine_speaks_of_its_own_symbols() -> None:
+    """Twin: a symbol of the same name that is another one would be said never to change."""
+    other = replace(on, meaning="the lamp is lit")
+    stays = Property("B1", "stays", every(x, eq(new(other(x)), other(x))), "")
+    with pytest.raises(MachineError, match="on is no symbol of the machine"):
+        machine(properties=(stays,))
+
+
 def test_what_an_update_binds_captures_no_place() -> None:
     near = Symbol("near", (THING, THING), rigid=True)
     update = becomes(on(x), some(y, near(x, y)), over=(x,))

@@ -492,12 +492,15 @@ def test_a_counterexample_may_take_two_elements_for_two_parameters(index: int, n
 
 def test_which_sums_make_up_which_is_part_of_a_key() -> None:
     """Twin: the same sums, told apart otherwise, number the facts that a proof took otherwise."""
-    sums = [total(x, Symbol(name, (THING,), INT)(x)) for name in "fghk"]
+    symbols = tuple(Symbol(name, (THING,), INT, rigid=True) for name in "fghk")
+    sums = [total(x, symbol(x)) for symbol in symbols]
     apart = (Partition(sums[0], (sums[1],)), Partition(sums[2], (sums[3],)))
     together = (Partition(sums[0], tuple(sums[1:])),)
     prop = Property("P1", "any", sums[0] >= 0, "")
     keys = {
-        Keys(Machine("sums", "", (), (), (), (prop,), parts)).of(prop, INITIALLY, {"z3": "1"})["z3"]
+        Keys(Machine("sums", "", symbols, (), (), (prop,), parts)).of(prop, INITIALLY, {"z3": "1"})[
+            "z3"
+        ]
         for parts in (apart, together)
     }
     assert len(keys) == 2
