@@ -294,21 +294,24 @@ class Composition:
         return {move.name: move.steps_of(part) for move in self.moves}
 
     def seen_without(self, *hidden: Symbol) -> Composition:
-        """The same seen by somebody who cannot see some symbols of its parts (`hide`)."""
+        """The same seen by somebody who cannot see some symbols of its parts (`hide`), nor say
+        what speaks of them."""
         seen = {part.name: Part(hide(part.machine, *hidden)) for part in self.parts}
         moves = tuple(
             replace(move, shares=tuple((seen[part.name], step) for part, step in move.shares))
             for move in self.moves
         )
-        return replace(self, parts=tuple(seen.values()), moves=moves)
+        parts = tuple(seen.values())
+        symbols = _symbols_of_all(parts) | set(self.symbols)
+        told = tuple(p for p in self.properties if _speaks_of(p.formula, symbols))
+        return replace(self, parts=parts, moves=moves, properties=told)
 
     def only(self, *names: str, without: Collection[str] = ()) -> Composition:
         """The same with other parts left out, and some moves: whatever the whole does by the moves
         that stay, seen through the parts that stay, is what this does.  Guards that speak of a
         part that is left out go with it, and so do moves in which it decides what others do."""
         parts = tuple(part for part in self.parts if part.name in names)
-        symbols = {part.symbol(s) for part in parts for s in part.machine.symbols}
-        symbols |= set(self.symbols)
+        symbols = _symbols_of_all(parts) | set(self.symbols)
         moves = [_within(move, parts, symbols) for move in self.moves if move.name not in without]
         kept = tuple(move for move in moves if move.shares and _is_told(move, symbols))
         taken = {move.name for move in kept}
@@ -389,6 +392,10 @@ def _is_told(move: Move, symbols: set[Symbol]) -> bool:
 def _speaks_of(term: Term, symbols: set[Symbol]) -> bool:
     """The term speaks of these symbols only."""
     return symbols_of(term) <= symbols
+
+
+def _symbols_of_all(parts: Sequence[Part]) -> set[Symbol]:
+    return {part.symbol(s) for part in parts for s in part.machine.symbols}
 
 
 def _missing(parts: Sequence[Part], moves: Sequence[Move]) -> dict[str, str]:
