@@ -66,15 +66,17 @@ def script(
     occurring = frozenset[str]().union(*(premise.names for premise in premises))
     meanings = {symbol.name: symbol.meaning for symbol in logic.machine.symbols}
     declared = {**logic.declared, **{str(c.decl().name()): c.decl() for c in constants}}
+    # What is not the machine's own was declared when it was first needed: in no order of its own.
+    order = [*meanings, *sorted(declared.keys() - meanings.keys())]
     lines = [*(f"; {_line(text)}" for text in about)]
     lines += ["(set-info :smt-lib-version 2.6)", "(set-logic ALL)"]
     lines += [f"(set-info :source |kvclaims: {_line(about[0])}|)"]
     lines += [f"(set-info :status {status})"] if status else []
     lines += ["", *_sorts(logic)]
-    for name, function in declared.items():
+    for name in order:
         if name in occurring:
             meaning = meanings.get(name)
-            lines += [function.sexpr() + (f" ; {_line(meaning)}" if meaning else "")]
+            lines += [declared[name].sexpr() + (f" ; {_line(meaning)}" if meaning else "")]
     return "\n".join([*lines, "", *(premise.text for premise in premises), "(check-sat)", ""])
 
 

@@ -78,7 +78,15 @@ def ask_z3(
     timeout_ms: int,
     tracked: Mapping[int, z3.ExprRef] = NOTHING,
 ) -> tuple[Reply, tuple[int, ...]]:
-    """The answer, and for `unsat` which of the tracked assertions it took."""
+    """The answer, and for `unsat` which of the tracked assertions it took.
+
+    Which it takes hangs on what its context saw before.  So that it does not hang on what else
+    was asked, tracked assertions get a context of their own.
+    """
+    if tracked:
+        context = z3.Context()
+        assertions = [assertion.translate(context) for assertion in assertions]
+        tracked = {number: fact.translate(context) for number, fact in tracked.items()}
     solver = z3.Solver(ctx=context)
     solver.set("timeout", timeout_ms)
     solver.add(*assertions)

@@ -74,6 +74,7 @@ def stats(free: int, refused: int) -> dict[str, Any]:
         ],
         "refusals": [{**label, "outcome": "refused", "count": refused}] if refused else [],
         "harms": [],
+        "unsaved": [{**label, "count": refused}] if refused else [],
         "outcomes": {"refused": refused} if refused else {},
         "ages": [1, 0, 2, 0, 0, 0, 0, 0, 0],
     }
@@ -88,6 +89,7 @@ def test_metrics_are_those_of_all_and_name_nothing_twice() -> None:
     assert "kvclaims_tier_copy_bytes 512.0" in lines
     assert 'kvclaims_claims{phase="expired"} 4.0' in lines
     assert 'kvclaims_refusals_total{claim="c",outcome="refused",owner="o"} 7.0' in lines
+    assert 'kvclaims_unsaved_total{claim="c",owner="o"} 7.0' in lines
     assert 'kvclaims_outcomes_total{outcome="refused"} 7.0' in lines
     assert 'kvclaims_age_at_loss_seconds_bucket{le="60"} 9.0' in lines
     footprint = [line for line in lines if 'kind="footprint"' in line]
