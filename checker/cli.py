@@ -24,6 +24,7 @@ from typing import Any, Final, TextIO, cast
 
 import click
 from rich.console import Console
+from rich.control import strip_control_codes
 from rich.text import Text
 
 from kvclaims.checker import engines
@@ -162,6 +163,9 @@ def _print(report: Report, code: int, seconds: float, as_json: bool) -> None:
     renderable = getattr(report, "renderable", None)
     if renderable is not None and console.is_terminal:
         console.print(renderable())
+        return
+    if not console.is_terminal:  # a line for each request of a long trace, in no colour
+        out.writelines(f"{strip_control_codes(line)}\n" for line in report.lines())
         return
     for line in report.lines():
         text = Text(line)
