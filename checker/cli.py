@@ -69,18 +69,33 @@ def main() -> None:
     try:
         code = run(arguments, out)
         out.flush()
-    except BrokenPipeError:
+    except (BrokenPipeError, _ReaderGone):
         # The reader has gone (`| head`); what is still in the buffer must not be tried again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
         code = BROKEN_PIPE
     sys.exit(code)
 
 
+class _ReaderGone(Exception):
+    """Nobody reads the result any more.  No OSError: click and rich would end with 1 for one, as
+    for VIOLATED."""
+
+
 class _Console(Console):
-    """One that leaves a reader who has gone to `main`: rich would end with 1, as for VIOLATED."""
+    """One that leaves a reader who has gone to `main`."""
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
+        raise _ReaderGone
+
+
+class _Commands(click.Group):
+    """Commands that leave a reader who has gone to `main`."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as gone:
+            raise _ReaderGone from gone
 
 
 def _unraisable(raised: sys.UnraisableHookArgs) -> None:
@@ -375,7 +390,10 @@ _output = click.option(
 # --- the commands ------------------------------------------------------------------------
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="kvclaims")
 def commands() -> None:
     """Check the resident-KV contract: proofs, exploration, litmus, fuzzing, traces."""

@@ -78,7 +78,7 @@ def test_what_every_step_does_more_is_in_the_price(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(ClaimEnforcer, "written", slow)
     (cost,) = overhead("none", DECODE, pairs=3, steps=4, claims=[0])
-    assert 2000 <= cost.more <= 4000
+    assert 1500 < cost.more < 4000  # a difference of two measurements: about 2000
     assert cost.part > 1
 
 

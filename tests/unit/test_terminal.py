@@ -48,12 +48,17 @@ def test_ctrl_c_inside_a_destructor_is_said_again(monkeypatch: pytest.MonkeyPatc
     assert (raised, shown) == ([signal.SIGINT], [other])
 
 
-def test_a_reader_that_has_gone_is_no_traceback(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["written at the end", "written at once"])
+@pytest.mark.parametrize("how", [["watch", "--once"], ["audit"], ["audit", "--json"]], ids=" ".join)
+def test_a_reader_that_has_gone_is_no_traceback(
+    how: list[str], unbuffered: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     runtime = ENGINE.open(PoolConfig(8), "run")
     runtime.close()
     file = tmp_path / "trace.jsonl"
     file.write_text("".join(event.to_json() + "\n" for event in runtime.events()))
-    command = [sys.executable, "-m", "kvclaims.checker.cli", "watch", str(file), "--once"]
+    command = [sys.executable, "-m", "kvclaims.checker.cli", *how, str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:
         assert started.stdout is not None
         assert started.stderr is not None
