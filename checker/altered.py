@@ -153,11 +153,12 @@ def _other_values(columns: Columns, original: Move, move: Move) -> tuple[Array, 
         differs = np.broadcast_to(old.get(slot, stay) != new.get(slot, stay), other.shape)
         if differs.any():
             other |= differs
-            where = where or _slot_name(columns, slot)
+            where = where or slot_name(columns, slot)
     return other, where
 
 
-def _slot_name(columns: Columns, slot: int) -> str:
+def slot_name(columns: Columns, slot: int) -> str:
+    """A symbol at its arguments, as in a counterexample."""
     (symbol, args), instance = columns.world.slots[slot], columns.world.instance
     names = (instance.element(s, a) for s, a in zip(symbol.domain, args, strict=True))
     return f"{symbol.name}({', '.join(names)})" if args else symbol.name

@@ -16,9 +16,10 @@ from itertools import chain
 from types import ModuleType
 from typing import Any, Final
 
-from kvclaims.checker import altered, columns, explore, finite, mustfail, mutants, vacuity
+from kvclaims.checker import altered, columns, explore, finite, mustfail, mutants, planted, vacuity
 from kvclaims.checker.altered import declared, instances_of
 from kvclaims.checker.instances import PINNED
+from kvclaims.checker.planted import Planted
 from kvclaims.checker.proofcache import ProofCache, content_key
 from kvclaims.checker.verdicts import Progress
 from kvclaims.checker.workers import processes
@@ -27,7 +28,7 @@ from kvclaims.spec.language import Machine, Property
 from kvclaims.spec.vocabulary import Verdict
 
 _JUDGES: Final[tuple[ModuleType, ...]] = (
-    language, altered, columns, explore, finite, mustfail, mutants, vacuity
+    language, altered, columns, explore, finite, mustfail, mutants, planted, vacuity
 )  # fmt: skip
 """Modules whose text decides what is shown."""
 
@@ -42,7 +43,8 @@ class Content:
     """What shows that a property says something, or an action does; `problem` if nothing does.
 
     `seen` maps each premise to the instance in which it holds.  `twin` is the must-fail twin
-    and `breaks` what it breaks; a consequence of other properties has a `reason` instead.
+    and `breaks` what it breaks; a property that no change breaks has a `reason` instead.  One
+    that does not break alone there has a step `alone` that breaks it so, or `follows` from others.
     """
 
     machine: str
@@ -54,6 +56,8 @@ class Content:
     instance: str = ""
     breaks: tuple[str, ...] = ()
     reason: str = ""
+    alone: str = ""
+    follows: tuple[str, ...] = ()
     problem: str = ""
     cached: bool = False
 
@@ -68,6 +72,8 @@ class Content:
             "instance": self.instance or None,
             "breaks": list(self.breaks),
             "reason": self.reason or None,
+            "alone": self.alone or None,
+            "follows": list(self.follows),
             "problem": self.problem or None,
             "cached": self.cached,
         }
@@ -91,6 +97,8 @@ def examine(machine: Machine, prop: Property) -> Content:
         verdict, problem = Verdict.VACUOUS, f"no must-fail twin is known; {HOW}"
     elif entry.twin:
         verdict, problem, broken = _twin(entry, machine, prop)
+    if verdict is Verdict.HOLDS and entry and entry.alone:
+        verdict, problem = _alone(entry.alone, machine, prop)
     return Content(
         machine.name,
         prop.rule,
@@ -101,6 +109,8 @@ def examine(machine: Machine, prop: Property) -> Content:
         entry.instance if entry else "",
         broken,
         entry.reason if entry else "",
+        str(entry.alone) if entry and entry.alone else "",
+        (entry.follows or ()) if entry else (),
         problem,
     )
 
@@ -117,6 +127,16 @@ def _twin(
         told, found = ", ".join(entry.breaks), ", ".join(broken)
         return Verdict.VACUOUS, f"its must-fail twin breaks {found}, not {told}", broken
     return Verdict.HOLDS, "", broken
+
+
+def _alone(wrong: Planted, machine: Machine, prop: Property) -> tuple[Verdict, str]:
+    broken = mustfail.broken_alone(wrong, machine, prop)
+    if isinstance(broken, str):
+        return Verdict.VACUOUS, f"{broken}; {HOW}"
+    if broken != (prop.name,):
+        found = ", ".join(broken) or "nothing"
+        return Verdict.VACUOUS, f"{wrong} is to break it alone, and breaks {found}; {HOW}"
+    return Verdict.HOLDS, ""
 
 
 def examine_actions(machine: Machine) -> Content:
@@ -206,18 +226,21 @@ def recalled(record: Mapping[str, Any], machine: str, name: str) -> Content | No
     of another form, or of something else."""
     if record.keys() != {each.name for each in fields(Content)}:
         return None
-    seen, breaks = record["seen"], record["breaks"]
-    words = [record[key] for key in ("machine", "rule", "name", "twin", "instance", "reason")]
+    seen, breaks, follows = record["seen"], record["breaks"], record["follows"]
+    keys = ("machine", "rule", "name", "twin", "instance", "reason", "alone")
+    words = [record[key] for key in keys]
     if not isinstance(seen, list) or not all(isinstance(one, list) for one in seen):
         return None
-    if not isinstance(breaks, list) or any(len(one) != 2 for one in seen):
+    if not isinstance(breaks, list) or not isinstance(follows, list):
         return None
-    if not all(isinstance(word, str) for word in (*words, *breaks, *chain(*seen))):
+    if any(len(one) != 2 for one in seen):
+        return None
+    if not all(isinstance(word, str) for word in (*words, *breaks, *follows, *chain(*seen))):
         return None
     # Only what says something is kept, and there is no problem with that.
     told = record["machine"], record["name"], record["verdict"], record["problem"]
     if told != (machine, name, Verdict.HOLDS, "") or record["cached"] is not False:
         return None
     pairs = tuple((premise, where) for premise, where in seen)
-    own = {**record, "verdict": Verdict.HOLDS, "seen": pairs, "breaks": tuple(breaks)}
-    return Content(**{**own, "cached": True})
+    own = {**record, "verdict": Verdict.HOLDS, "seen": pairs, "cached": True}
+    return Content(**{**own, "breaks": tuple(breaks), "follows": tuple(follows)})

@@ -3,8 +3,9 @@
 A property that no change to its machine can break says nothing.  The table
 `checker/mustfail.toml` names for each property of each machine one mutant (`checker.mutants`),
 the instance that shows it, and everything that breaks there.  Where several properties break
-together no single change tells them apart; where none can break one, the table says why: it
-follows from the others, and that is proved.
+together, the table says what tells this one from the others: one wrong result of one step that
+breaks it alone (`checker.planted`), or that nothing does, since it follows from properties that it
+names, which is proved (`checker.consequences`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from kvclaims.checker import planted
 from kvclaims.checker.altered import (
     Known,
     Outcome,
@@ -28,6 +30,7 @@ from kvclaims.checker.altered import (
 )
 from kvclaims.checker.instances import MACHINES
 from kvclaims.checker.mutants import INIT, OPERATORS, Mutant, mutants
+from kvclaims.checker.planted import Planted
 from kvclaims.spec.interface import BadOperation
 from kvclaims.spec.language import Machine, Property
 
@@ -43,7 +46,8 @@ class Entry:
 
     `breaks` are the names of all that the twin breaks on the instance: of the goals where the
     property is a goal, else of all properties.  A property that nothing breaks has a `reason`
-    instead of a twin.
+    instead of a twin.  Where it does not break alone, either `alone` breaks it so, or `follows`
+    names properties from which it follows.
     """
 
     machine: str
@@ -52,6 +56,8 @@ class Entry:
     instance: str = ""
     breaks: tuple[str, ...] = ()
     reason: str = ""
+    alone: Planted | None = None
+    follows: tuple[str, ...] | None = None
 
 
 @lru_cache(maxsize=1)
@@ -69,9 +75,18 @@ def entries() -> dict[tuple[str, str], Entry]:
 
 
 def _entry(table: Mapping[str, Any]) -> Entry:
-    entry = Entry(**{**table, "breaks": tuple(table.get("breaks", ()))})
+    told = {**table, "breaks": tuple(table.get("breaks", ()))}
+    if "alone" in told:
+        told["alone"] = Planted(**told["alone"])
+    if "follows" in told:
+        told["follows"] = tuple(told["follows"])
+    entry = Entry(**told)
+    what = f"{entry.property!r} of {entry.machine}"
     if bool(entry.twin) == bool(entry.reason):
-        raise ValueError(f"{entry.property!r} of {entry.machine} needs a twin, or a reason")
+        raise ValueError(f"{what} needs a twin, or a reason")
+    ways = [entry.alone is not None, entry.follows is not None]
+    if sum(ways) != (len(entry.breaks) != 1):
+        raise ValueError(f"{what} needs one thing that tells it from what breaks with it")
     return entry
 
 
@@ -108,21 +123,34 @@ def broken_by(entry: Entry, machine: Machine, prop: Property) -> tuple[str, ...]
     return names_of(machine, outcome.broken)
 
 
+def broken_alone(wrong: Planted, machine: Machine, prop: Property) -> tuple[str, ...] | str:
+    """The same of a step that is to break the property alone."""
+    if wrong.instance not in instances_of(machine.name):
+        return f"there is no instance {wrong.instance!r} any more"
+    found = planted.broken_by(wrong, pinned_for(wrong.instance, machine), watched(machine, prop))
+    return found if isinstance(found, str) else names_of(machine, found)
+
+
 def is_in_order(machine: Machine, prop: Property) -> bool:
-    """Whether the property has an entry, and its twin does what the entry says."""
+    """Whether the property has an entry, and what it names does what the entry says.  What
+    follows from others is shown by `kvclaims prove`."""
     entry = entries().get((machine.name, prop.name))
     if entry is None:
+        return False
+    if entry.alone and broken_alone(entry.alone, machine, prop) != (prop.name,):
         return False
     return bool(entry.reason) or broken_by(entry, machine, prop) == tuple(sorted(entry.breaks))
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A mutant that breaks a property on an instance, and the names of all that it breaks."""
+    """A mutant that breaks a property on an instance, and the names of all that it breaks; where
+    that is not the property alone, a step that breaks it so."""
 
     mutant: str
     instance: str
     breaks: tuple[str, ...]
+    alone: Planted | None = None
 
 
 def propose(machine: Machine, prop: Property) -> Proposal | None:
@@ -147,8 +175,15 @@ def propose(machine: Machine, prop: Property) -> Proposal | None:
             if len(outcome.broken) == 1:
                 return best
         if best:
-            return best
-    return best
+            return replace(best, alone=_alone(machine, prop))
+    return None
+
+
+def _alone(machine: Machine, prop: Property) -> Planted | None:
+    number, seen = machine.properties.index(prop), watched(machine, prop)
+    on = [action.name for action in machine.actions if prop.speaks_of(action.name)]
+    found = (planted.find(pinned(name), number, on, seen) for name in instances_of(machine.name))
+    return next(filter(None, found), None)
 
 
 def names_of(machine: Machine, numbers: Iterable[int]) -> tuple[str, ...]:
@@ -159,12 +194,26 @@ def as_toml(machine: str, prop: str, found: Proposal | None) -> str:
     """An entry of the table."""
     lines = ["[[property]]", f"machine = {_text(machine)}", f"property = {_text(prop)}"]
     if found is None:
-        lines.append('reason = ""  # no single change breaks it: say what it follows from')
+        lines.append('reason = ""  # no single change breaks it: say why')
+        lines.append("follows = []  # and from which properties")
     else:
         breaks = ", ".join(map(_text, found.breaks))
         lines += [f"twin = {_text(found.mutant)}", f"instance = {_text(found.instance)}"]
         lines.append(f"breaks = [{breaks}]")
+        if found.alone:
+            lines += _planted_as_toml(found.alone)
+        elif len(found.breaks) > 1:
+            lines.append("follows = []  # nothing breaks it alone: say from which properties")
     return "\n".join([*lines, ""])
+
+
+def _planted_as_toml(wrong: Planted) -> Iterator[str]:
+    yield "[property.alone]"
+    yield f"instance = {_text(wrong.instance)}"
+    yield f"state = {wrong.state}"
+    yield f"step = {_text(wrong.step)}"
+    leaves = (f"{_text(place)} = {_text(value)}" for place, value in wrong.leaves.items())
+    yield f"leaves = {{ {', '.join(leaves)} }}"
 
 
 def _text(value: str) -> str:

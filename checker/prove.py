@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from kvclaims.checker import smtlib
 from kvclaims.checker.blame import minimal_blame
+from kvclaims.checker.consequences import consequences
 from kvclaims.checker.contents import Content, contents
 from kvclaims.checker.emptiness import emptiness
 from kvclaims.checker.induction import (
@@ -198,6 +199,8 @@ def prove(
     start = time.perf_counter()
     declared = [m for name, m in known.items() if machine in (None, name)]
     asked = [(m, prop, action) for m in declared for prop, action in obligations(m, rule)]
+    follows = [each for m in declared if (each := consequences(m))]
+    asked += [(m, prop, action) for m in follows for prop, action in obligations(m, rule)]
     done = _discharge([*asked, *ranking_obligations(declared, rule)], progress, ways)
     if rule is not None and not done:
         raise BadOperation(_stated_elsewhere(rule, machine, known))

@@ -45,8 +45,8 @@ them, the guards that keep it, the programs that run it, and the planted faults 
 it. A prime marks the state after a step, `#{x | …}` counts, *strengthening* marks what only makes
 the induction go through. Guards are the conditions that, left out of an action, break the rule
 (`kvclaims twins` leaves each out and looks). A must-fail twin is one change to the machine that
-breaks the property (`kvclaims prove` runs each); `kvclaims mutate` makes every such change and asks
-who notices.
+breaks the property (`kvclaims prove` runs each), or one step with one wrong result where that breaks
+others too; `kvclaims mutate` makes every such change and asks who notices.
 
 In the table, *proved* counts obligations of the rule's machines, for any number of blocks, claims
 and requests, those of refinement and ranking included (`kvclaims prove`); *explored* counts pinned
@@ -292,10 +292,14 @@ def _broken_by(machine: Machine, prop: Property) -> str:
     entry = mustfail.entries().get((machine.name, prop.name))
     if entry is None:
         return "No must-fail twin is known."
+    follows = ", ".join(f"*{name}*" for name in entry.follows or ())
     if entry.reason:
         return f"No single change breaks it: {entry.reason}"
     alone = "it alone" if len(entry.breaks) == 1 else f"it with {len(entry.breaks) - 1} more"
-    return f"Must-fail twin, breaks {alone} in `{entry.instance}`: `{_short(entry.twin)}`"
+    told = f"Must-fail twin, breaks {alone} in `{entry.instance}`: `{_short(entry.twin)}`"
+    if entry.alone:
+        return f"{told}\n\nOne wrong result breaks it alone: `{_short(str(entry.alone))}`"
+    return f"{told}\n\nNothing breaks it alone: it follows from {follows}." if follows else told
 
 
 def _short(text: str, width: int = 200) -> str:

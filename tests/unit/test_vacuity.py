@@ -11,15 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from kvclaims.checker import cli, contents, instances, mustfail
+from kvclaims.checker import cli, contents, instances, mustfail, planted
 from kvclaims.checker.altered import instances_of, pinned, pinned_for
+from kvclaims.checker.consequences import consequences
 from kvclaims.checker.contents import ACTIONS, Content, examine, examine_actions
 from kvclaims.checker.finite import Instance
 from kvclaims.checker.instances import MACHINES, PINNED
-from kvclaims.checker.mustfail import Entry, broken_by, entries, missing, watched
+from kvclaims.checker.mustfail import (
+    Entry,
+    broken_alone,
+    broken_by,
+    entries,
+    missing,
+    watched,
+)
 from kvclaims.checker.proofcache import ProofCache
+from kvclaims.checker.prove import Ways, prove_machine
 from kvclaims.checker.vacuity import never_fired, premises, witnesses
+from kvclaims.checker.verdicts import worst
 from kvclaims.spec import claims, owners
+from kvclaims.spec.interface import BadOperation
 from kvclaims.spec.language import (
     FALSE,
     TRUE,
@@ -109,9 +120,113 @@ def test_twins_break_exactly_what_the_table_says(machine: str) -> None:
             assert broken_by(entry, declared, prop) == tuple(sorted(entry.breaks)), prop.name
 
 
-def test_most_twins_break_one_property_alone() -> None:
-    alone = [entry for entry in entries().values() if len(entry.breaks) == 1]
-    assert len(alone) > 0.7 * len(entries())
+def test_each_property_is_broken_alone_or_follows_from_others() -> None:
+    told = entries().values()
+    by_twin = [entry for entry in told if len(entry.breaks) == 1]
+    by_step = [entry for entry in told if entry.alone]
+    consequences = [entry for entry in told if entry.follows is not None]
+    assert (len(by_twin), len(by_step), len(consequences)) == (189, 35, 20)
+    assert len(told) == 189 + 35 + 20
+
+
+@pytest.mark.parametrize("machine", SMALL)
+def test_a_planted_step_breaks_the_property_alone(machine: str) -> None:
+    declared = MACHINES[machine]
+    for prop in declared.properties:
+        if wrong := entries()[machine, prop.name].alone:
+            assert broken_alone(wrong, declared, prop) == (prop.name,)
+
+
+SIGNED = next(p for p in owners.OWNERS.properties if p.name == "no other name is signed")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"instance": "elsewhere"}, "there is no instance 'elsewhere' any more"),
+        ({"state": 10**9}, "there is no state 1000000000 any more"),
+        ({"step": "gone"}, "there is no step 'gone' any more"),
+        ({"leaves": {"gone": "1"}}, "there is no gone = 1 any more"),
+        ({"leaves": {"signed(owner1, claim0)": "many"}}, "there is no signed"),
+        ({"leaves": {"signed(owner1, claim0)": "0"}}, "is what the step leaves as declared"),
+        ({"leaves": {"knows(owner1, claim0)": "true"}}, "to break it alone, and breaks only the"),
+        ({"leaves": {}}, "to break it alone, and breaks nothing"),
+    ],
+)
+def test_a_planted_step_that_does_not_break_it_alone_is_vacuous(
+    change: dict[str, object], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = ("owners", SIGNED.name)
+    planted = entries()[key].alone
+    assert planted is not None
+    entry = replace(entries()[key], alone=replace(planted, **change))  # type: ignore[arg-type]
+    monkeypatch.setattr(mustfail, "entries", lambda: {**entries(), key: entry})
+    found = examine(owners.OWNERS, SIGNED)
+    assert found.verdict is Verdict.VACUOUS
+    assert says in found.problem
+
+
+def test_a_step_that_breaks_a_property_alone_is_found() -> None:
+    machine = owners.OWNERS
+    number = machine.properties.index(SIGNED)
+    on = [action.name for action in machine.actions]
+    known, seen = pinned("owners"), watched(machine, SIGNED)
+    found = planted.find(known, number, on, seen)
+    assert found is not None
+    assert planted.broken_by(found, known, seen) == {number}
+    assert planted.find(known, number, on, [*range(number)]) is None
+
+
+# --- what follows from others ------------------------------------------------------------
+
+
+def follows(machine: str, monkeypatch: pytest.MonkeyPatch, **told: tuple[str, ...]) -> Verdict:
+    """The verdict on what the table says, by both solvers, with other words of one property."""
+    more = {
+        (machine, name): replace(entries()[machine, name], follows=others)
+        for name, others in told.items()
+    }
+    monkeypatch.setattr("kvclaims.checker.consequences.entries", lambda: {**entries(), **more})
+    found = consequences(MACHINES[machine])
+    assert found is not None
+    return worst([o.verdict for o in prove_machine(found, ways=Ways(solver="both"))])
+
+
+@pytest.mark.parametrize("machine", ["claims", "owners", "tiers", "elastic", "feasible", "events"])
+def test_what_follows_from_others_is_proved(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert follows(machine, monkeypatch) is Verdict.PROVED
+
+
+@pytest.mark.parametrize(
+    ("machine", "name", "too_little"),
+    [
+        ("tiers", "recomputing is not restoring", ("a restored claim names its tier",)),  # a state
+        ("feasible", "granted only with headroom", ()),  # a step of one action
+        ("claims", "no harm outside responsibility", ()),  # any step
+        ("claims", "what is kept elsewhere holds there", ("moves along the table",)),
+    ],
+)
+def test_what_does_not_follow_is_refuted(
+    machine: str, name: str, too_little: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert follows(machine, monkeypatch, **{name: too_little}) is Verdict.NOT_INDUCTIVE
+
+
+def test_a_machine_of_which_nothing_follows_asks_nothing() -> None:
+    assert consequences(MACHINES["blockclaims"]) is None
+
+
+@pytest.mark.parametrize(
+    "told", ['twin = "t"\nbreaks = ["p", "q"]', 'twin = "t"\nbreaks = ["p"]\nfollows = []']
+)
+def test_an_entry_tells_one_thing_that_tells_it_from_others(
+    told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "mustfail.toml"
+    table.write_text(f'[[property]]\nmachine = "m"\nproperty = "p"\n{told}\n')
+    monkeypatch.setattr(mustfail, "TABLE", table)
+    with pytest.raises(BadOperation, match="needs one thing that tells it from what breaks with"):
+        entries.__wrapped__()
 
 
 def test_a_property_without_an_entry_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,6 +376,7 @@ def test_what_was_shown_is_kept_by_content(tmp_path: Path, monkeypatch: pytest.M
         *(("machine", [1]), ("name", 3), ("rule", None), ("verdict", "PROVED")),
         *(("seen", [["a", 1]]), ("seen", 7), ("breaks", "none"), ("problem", "none at all")),
         *(("machine", "pool"), ("cached", 2), ("twin", None), ("more", "")),
+        *(("alone", None), ("follows", "all"), ("follows", [1])),
     ],
 )
 def test_a_record_of_another_form_is_none(field: str, value: object) -> None:
