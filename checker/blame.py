@@ -79,7 +79,7 @@ def random_situation(rng: random.Random, claims: int = CLAIMS, blocks: int = BLO
     holds = frozenset(rng.sample(range(blocks), rng.randint(0, 3)))
     usable = rng.randint(blocks, blocks + 8)
     need = rng.randint(0, usable)
-    return Situation(usable, promises, active, need, holds, 0, materializes)
+    return Situation(usable, promises, active, need, holds, materializes=materializes)
 
 
 def judged_wrongly(situation: Situation, judging: Judge = judge) -> Iterator[Wrong]:

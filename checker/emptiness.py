@@ -102,12 +102,16 @@ def _first(answers: Iterator[bool | None]) -> bool | None:
 def examine_refinement(refinement: Refinement) -> Iterator[Content]:
     """Whether the map of states, and that of steps, says anything."""
     machine = refinement.machine
-    if refinement.concrete.name == RUNTIME.name:  # its refinements are shown without invariants
-        machine = replace(machine, given=(*machine.given, *RUNTIME.machine.invariants))
-    places = Places(machine)
+    places = Places(replace(machine, given=(*machine.given, *_of_the_whole(refinement))))
     yield _images(refinement, places)
     yield _steps(refinement, places)
     yield _reached(refinement)
+
+
+def _of_the_whole(refinement: Refinement) -> tuple[Property, ...]:
+    """What holds in the states of the whole: its refinements are shown without invariants."""
+    whole = RUNTIME.machine
+    return whole.invariants if refinement.concrete.name == whole.name else ()
 
 
 def _images(refinement: Refinement, places: Places) -> Content:
@@ -279,17 +283,15 @@ class _Task:
     def key(self) -> str:
         judges = (*_JUDGES, sys.modules[__name__])
         if isinstance(self.of, Refinement):
-            abstract = self.of.abstract
-            names = (
-                [(s.name, s.rigid) for s in abstract.symbols],
-                [a.name for a in abstract.actions],
-            )
-            said = repr((self.of.name, self.of.images, self.of.steps, self.of.apart, names))
+            abstract = content_key(self.of.abstract, ())
+            said = repr((self.of.name, self.of.images, self.of.steps, self.of.apart, abstract))
             machine = self.of.concrete
+            given = (*self.of.lemmas, *self.of.corollaries, *_of_the_whole(self.of))
         else:
             said = repr((self.of.name, self.response, self.rule))
-            machine = self.of
-        return content_key(machine, judges, said, *(canonical(p.formula) for p in machine.given))
+            machine, given = self.of, ()
+        given = (*machine.given, *given)
+        return content_key(machine, judges, said, *(canonical(p.formula) for p in given))
 
 
 def emptiness(

@@ -145,7 +145,12 @@ class Nodes:
         lo, hi = low + _lowest(box[slot]), low + box[slot].bit_length() - 1
         return lo if lo == hi else self._node("slot", (slot,), lo, hi)
 
+    def flag(self, slot: int, box: Box) -> Value:
+        """Whether a Boolean slot is true, also where its domain leaves it no choice."""
+        return self.member(slot, 2 >> self.bounds[slot][0], box)
+
     def member(self, slot: int, values: int, box: Box) -> Value:
+        """Whether the slot has one of these values, a bit set that begins with its lowest."""
         values &= box[slot]
         if values == box[slot]:
             return 1
@@ -521,7 +526,7 @@ class _Reader:
         if slot in at.changed:
             return at.changed[slot]
         if symbol.range == BOOL:
-            return self.nodes.member(slot, 2, at.box)
+            return self.nodes.flag(slot, at.box)
         return self.nodes.slot(slot, at.box)
 
     # -- domains
@@ -707,7 +712,7 @@ class _Reader:
 
     def _old(self, slot: int, box: Box) -> Value:
         if self.places[slot][0].range == BOOL:
-            return self.nodes.member(slot, 2, box)
+            return self.nodes.flag(slot, box)
         return self.nodes.slot(slot, box)
 
     def _inside(self, changes: Mapping[int, Value], box: Box) -> Iterator[Value]:

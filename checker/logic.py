@@ -136,7 +136,9 @@ class Logic:
             case Bind(kind, var, body):
                 bound = self._apart(var, body, env)
                 inner = self.term(body, {**env, var: bound}, side, after)
-                return z3.ForAll([bound], inner) if kind == "every" else z3.Exists([bound], inner)
+                if kind == "every":
+                    return z3.ForAll([bound], _given(self.typed({var: bound}), inner))
+                return z3.Exists([bound], _all([*self.typed({var: bound}), inner]))
         raise TypeError(f"not a term: {term!r}")
 
     def _apart(self, var: Var, body: Term, env: Env) -> z3.ExprRef:
@@ -199,7 +201,7 @@ class Logic:
         raise TypeError(f"unknown operator {kind!r}")
 
     def typed(self, env: Env) -> list[z3.ExprRef]:
-        """What the sorts of parameters say: a natural number is not negative."""
+        """What the sorts of variables say: a natural number is not negative."""
         return [e >= 0 for v, e in env.items() if v.sort == NAT]
 
     def after(self, action: Action) -> tuple[dict[Var, z3.ExprRef], Side]:
@@ -423,6 +425,10 @@ def _occurs(name: str, term: z3.ExprRef) -> bool:
 
 def _all(parts: list[z3.ExprRef]) -> z3.ExprRef:
     return parts[0] if len(parts) == 1 else z3.And(*parts)
+
+
+def _given(premises: list[z3.ExprRef], then: z3.ExprRef) -> z3.ExprRef:
+    return z3.Implies(_all(premises), then) if premises else then
 
 
 def _any(parts: list[z3.ExprRef]) -> z3.ExprRef:

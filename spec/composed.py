@@ -620,6 +620,18 @@ _left: Final = CLAIMS.symbol(claims.left)
 _lost: Final = CLAIMS.symbol(claims.lost)
 _touches: Final = ELASTIC.symbol(elastic.touches)
 
+_handed_out: Final = both(~POOL(pool.held(r, b)), new(POOL(pool.held(r, b))), ~POOL(pool.hashed(b)))
+"""A request comes to hold a block that carries no hash: not by a hit."""
+
+_asked_to_end: Final = either(
+    ~in_life(c, Phase.RELEASED) & new(in_life(c, Phase.RELEASED)),
+    in_life(c, Phase.ACCEPTED, Phase.MATERIALIZED, Phase.OFFLOADED)
+    & new(in_life(c, Phase.DEMOTED)),
+)
+"""The claim is released, or demoted: a restore that failed may demote it, and asks nobody."""
+
+_version: Final = OWNERS.symbol(owners.version)
+
 PROPERTIES: Final = (
     Property(
         "L1",
@@ -665,6 +677,19 @@ PROPERTIES: Final = (
         "A job that writes or reads a block, or waits to, is one that the memory waits for.",
     ),
     Property(
+        "B5",
+        "what is handed out is at rest",
+        every(b, every(r, _handed_out >> every(j, ~_IN_FLIGHT))),
+        "A block is handed out only when no job will write it, waits to read it, or reads it "
+        "untold.",
+    ),
+    Property(
+        "B4",
+        "what is handed out is blank",
+        every(b, every(r, _handed_out >> ~new(is_written(b)))),
+        "What a block contained counts no more once it was handed out.",
+    ),
+    Property(
         "E2",
         "what requests hold and lookups find is mapped",
         every(
@@ -685,6 +710,17 @@ PROPERTIES: Final = (
         "within what the base was asked for",
         every(c, both(hard(c), owed(c)) >> (takes_up(c) <= _accepted_for(c))),
         "A hard claim takes up no more blocks than were accepted for it against the base.",
+    ),
+    Property(
+        "Q1",
+        "who ends or renews a claim has signed",
+        every(
+            c,
+            either(_asked_to_end, both(CLAIMS(claims.responsible(c)), new(_left(c)) > _left(c)))
+            >> (new(_version(c)) > _version(c)),
+        ),
+        "A claim is released, demoted or given more time only in a step that signs a new version "
+        "of it.",
     ),
     Property(
         "Q2",
@@ -726,6 +762,12 @@ PROPERTIES: Final = (
             ),
         ),
         "Where a claim stands in its life is where the tiers have it, until it ends.",
+    ),
+    Property(
+        "O2",
+        "what was harmed is served from nowhere",
+        every(c, in_life(c, Phase.HARMED) >> stage(c, "harmed")),
+        "A claim that is harmed in its life is harmed for the tiers, which serve it no more.",
     ),
     Property(
         "P1",

@@ -34,9 +34,9 @@ class Situation:
     """A pool as a request finds it.
 
     `usable` physical blocks; `promises` by claim id (responsible hard claims only); `active`
-    maps every *other* active request to the blocks it holds; `granted` is what those were
-    granted and have not drawn yet; `holds` are the resident blocks the request holds or would
-    hit; `need` is how many blocks more it needs; `materializes` names, by claim, the promised
+    maps every *other* active request to the blocks it holds; `granted` is what each of
+    those was granted and has not drawn yet; `holds` are the resident blocks the request holds or
+    would hit; `need` is how many blocks more it needs; `materializes` names, by claim, the promised
     contents that the request itself will compute: for each of them one block comes out of a
     reserve (F3), once, even where several claims were promised the same content.
     """
@@ -46,7 +46,7 @@ class Situation:
     active: Mapping[str, frozenset[Block]]
     need: int
     holds: frozenset[Block] = frozenset()
-    granted: int = 0
+    granted: Mapping[str, int] = field(default_factory=dict)
     materializes: Mapping[str, frozenset[Hashable]] = field(default_factory=dict)
 
 
@@ -68,7 +68,7 @@ class Judgement:
 def headroom(situation: Situation) -> int:
     """Free unprotected blocks minus every promise and granted need (F2), before the request."""
     occupied = _protected(situation.promises) | _union(situation.active) | situation.holds
-    return situation.usable - len(occupied) - _owed(situation) - situation.granted
+    return situation.usable - len(occupied) - _owed(situation) - sum(situation.granted.values())
 
 
 def judge(situation: Situation) -> Judgement:
@@ -154,6 +154,7 @@ def _gains(situation: Situation) -> Gains:
 
 
 def _waits_on(situation: Situation) -> tuple[str, ...]:
-    """The other requests whose end returns at least one block to this one."""
+    """The other requests whose end returns at least one block to this one, held or granted."""
     kept = _protected(situation.promises) | situation.holds
-    return tuple(sorted(r for r, blocks in situation.active.items() if blocks - kept))
+    holders = {r for r, blocks in situation.active.items() if blocks - kept}
+    return tuple(sorted(holders.union(r for r, more in situation.granted.items() if more > 0)))

@@ -21,6 +21,7 @@ from kvclaims.spec.abstractions import POOL_CLAIMS, POOL_FEASIBLE, derived, refi
 from kvclaims.spec.claims import CLAIM
 from kvclaims.spec.composed import RUNTIME
 from kvclaims.spec.composition import Step
+from kvclaims.spec.feasible import FEASIBLE
 from kvclaims.spec.language import (
     FALSE,
     TRUE,
@@ -35,6 +36,7 @@ from kvclaims.spec.language import (
     every,
     new,
     value,
+    without_guard,
 )
 from kvclaims.spec.progress import Response
 from kvclaims.spec.refinement import Image, Refinement
@@ -351,6 +353,21 @@ def test_what_was_shown_is_kept_by_content(tmp_path: Path, monkeypatch: pytest.M
         third = emptiness.emptiness([hollow.machine], KNOWN, cache=cache)
         assert not any(content.cached for content in third)
         assert set(found(*third)) == {IMAGES, REACHED}
+
+
+def test_all_that_a_refinement_is_asked_with_is_part_of_its_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def key(found: Refinement) -> str:
+        return emptiness._Task(found).key
+
+    of_the_pool = refinements()["runtime-refines-pool"]
+    before = key(of_the_pool)
+    weaker = without_guard(FEASIBLE, "admit", 0)
+    assert key(replace(POOL_CLAIMS, lemmas=())) != key(POOL_CLAIMS)
+    assert key(replace(POOL_FEASIBLE, abstract=weaker)) != key(POOL_FEASIBLE)
+    monkeypatch.setattr(emptiness, "RUNTIME", replace(RUNTIME, properties=RUNTIME.properties[1:]))
+    assert key(of_the_pool) != before
 
 
 def test_processes_find_the_same() -> None:

@@ -58,6 +58,13 @@ def test_F4_congestion_names_the_requests_that_hold_something() -> None:
     assert judge(situation) == Judgement(Outcome.DEFERRED, 0, 3, waits_on=("big",))
 
 
+def test_F4_congestion_names_who_was_granted_what_it_has_not_drawn() -> None:
+    own = blocks(1)
+    situation = Situation(8, {"c": Promise(own)}, {"a": own, "b": own}, 4, granted={"a": 5, "b": 0})
+    assert headroom(situation) == 2
+    assert judge(situation) == Judgement(Outcome.DEFERRED, 0, 2, waits_on=("a",))
+
+
 def test_F4_a_request_larger_than_the_pool_blames_nobody() -> None:
     situation = Situation(4, {"c": Promise(blocks(1, 2, 3))}, {}, need=6)
     assert judge(situation) == Judgement(Outcome.CAPACITY_REQUIRED, 2, 5)

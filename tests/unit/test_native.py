@@ -29,8 +29,23 @@ from kvclaims.checker.native import (
     explore_native,
 )
 from kvclaims.checker.planning import TooLarge, plan
+from kvclaims.checker.symbolic import explore_symbolic
+from kvclaims.checker.tensors import explore_tensors
 from kvclaims.spec.interface import BadOperation
-from kvclaims.spec.language import INT, Action, Machine, Symbol, becomes, lit, without_guard
+from kvclaims.spec.language import (
+    FALSE,
+    INT,
+    TRUE,
+    Action,
+    Guard,
+    Machine,
+    Property,
+    Symbol,
+    Term,
+    becomes,
+    lit,
+    without_guard,
+)
 from kvclaims.spec.pool import POOL
 from kvclaims.spec.vocabulary import Verdict
 
@@ -156,6 +171,27 @@ def test_initial_states_are_checked_too() -> None:
     )
     broken = replace(instances.PINNED["pool/keys"](), machine=replace(POOL, init=start))
     assert _broken(explore_native(broken, "pool")) == _broken(explore_instance(broken, "pool"))
+
+
+def _watched(name: str, by: Term) -> Instance:
+    """A flag that an invariant keeps up, and a step that writes it."""
+    up, other = Symbol("up", ()), Symbol("other", ())
+    kept = Property("F1", "it is up", up(), "The flag is up.")
+    write = Action(name, (), (Guard(("F1",), up(), "it is up"),), (becomes(up(), by),), "write it")
+    turn = Action("turn", (), (), (becomes(other(), ~other()),), "something else")
+    start = (becomes(up(), True), becomes(other(), False))
+    return Instance(Machine("flag", "a flag", (up, other), start, (write, turn), (kept,)), {})
+
+
+@pytest.mark.parametrize("by", [TRUE, FALSE, ~Symbol("other", ())()], ids=["up", "down", "turned"])
+@pytest.mark.parametrize("explore", [explore_native, explore_symbolic, explore_tensors])
+def test_a_flag_that_has_to_be_up_is_read_as_up(
+    explore: Callable[[Instance, str], ExploreReport], by: Term
+) -> None:
+    flag = _watched("write", by)
+    expected, found = explore_instance(flag, "flag"), explore(flag, "flag")
+    assert _counts(found) == _counts(expected)
+    assert _broken(found) == _broken(expected)
 
 
 # --- domains and memory ------------------------------------------------------------------

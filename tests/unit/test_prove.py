@@ -30,6 +30,7 @@ from kvclaims.spec.language import (
     FALSE,
     INITIALLY,
     INT,
+    NAT,
     TRUE,
     Action,
     Guard,
@@ -504,3 +505,24 @@ def test_which_sums_make_up_which_is_part_of_a_key() -> None:
         for parts in (apart, together)
     }
     assert len(keys) == 2
+
+
+_level, _n = Symbol("level", (), NAT), Var("n", NAT)
+_RISE = Action("rise", (), (), (becomes(_level(), _level() + 1),), "one more")
+
+
+@pytest.mark.parametrize("solver", ["z3", "cvc5"])
+def test_every_natural_number_is_every_one_from_zero_on(solver: str) -> None:
+    """∃n. n < 0 is true of whole numbers, ∀n. 0 ≤ n is not."""
+
+    def proved(formula: Term, guard: Term = TRUE) -> list[Verdict]:
+        step = replace(_RISE, guards=(Guard(("F1",), guard, "so it is"),))
+        start = (becomes(_level(), 0),)
+        wanted = Property("F1", "it is so", formula, "It is so.")
+        made = Machine("numbers", "a number", (_level,), start, (step,), (wanted,))
+        return [found.verdict for found in prove_machine(made, ways=Ways(solver=solver))]
+
+    assert proved(some(_n, _n < _level())) == [Verdict.NOT_INDUCTIVE, Verdict.PROVED]
+    assert proved(every(_n, _n >= 0)) == [Verdict.PROVED, Verdict.PROVED]
+    stands = proved(eq(_level(), 0), guard=every(_n, _n >= 0))
+    assert stands == [Verdict.PROVED, Verdict.NOT_INDUCTIVE]
