@@ -206,7 +206,7 @@ class Recorder:
         **data: Any,
     ) -> None:
         """Tell the next event, with the fields of its kind; else `TraceError`."""
-        if odd := odd_fields(event, data):
+        if data.keys() != _NEEDED[event] and (odd := odd_fields(event, data)):
             raise TraceError(f"{event} has the wrong fields: {', '.join(odd)}")
         now = self._clock()
         if self.count and now < self._last:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Final
 
@@ -72,12 +72,16 @@ def _extra_args(request: Any) -> dict[str, Any]:
     return (params.extra_args if params is not None else None) or {}
 
 
-@contextmanager
-def _kept_free(pool: Any, blocks: int) -> Iterator[None]:
+def _kept_free(pool: Any, blocks: int) -> AbstractContextManager[None]:
     """The pool counts so many blocks less as free, inside."""
-    if not blocks:
-        yield
-        return
+    return _counting_less(pool, blocks) if blocks else _AS_IT_IS
+
+
+_AS_IT_IS: Final = nullcontext()
+
+
+@contextmanager
+def _counting_less(pool: Any, blocks: int) -> Iterator[None]:
     own, count = vars(pool).get(_COUNT), pool.get_num_free_blocks
     pool.get_num_free_blocks = lambda: count() - blocks
     try:
@@ -299,11 +303,8 @@ class ClaimEnforcer(Reactions):
     def before_loss(self, lost: Mapping[int, str], request: str | None) -> None:
         self._admit_first()
         self._tell_reset(succeeded=True)
-        copies = {
-            key: [b for b in self.observer.where[key] if b not in lost and b not in self._unwritten]
-            for key in lost.values()
-        }
-        self.book.expect_loss(lost, copies)
+        if self.book.minds(lost):  # otherwise no claim has anything to move, or to end first
+            self.book.expect_loss(lost, self._copies(lost))
         if request is None:
             return
         for block, key in lost.items():
@@ -318,9 +319,16 @@ class ClaimEnforcer(Reactions):
                 reason=_TAKEN_BACK if request == UNNAMED else _REUSED,
             )
 
+    def _copies(self, lost: Mapping[int, str]) -> dict[str, list[int]]:
+        """The other blocks that have these contents, written."""
+        where, unwritten = self.observer.where, self._unwritten
+        return {
+            key: [b for b in where[key] if b not in lost and b not in unwritten]
+            for key in lost.values()
+        }
+
     def after_loss(self, lost: Mapping[int, str], request: str | None) -> None:
-        for block in lost:
-            self._unwritten.discard(block)
+        self._unwritten.difference_update(lost)
         self.book.lost(lost, Cause.FAULT if request is None else Cause.OWN_CHOICE)
 
     def drawn(self, claim: str, block: int, request: Any, position: int) -> None:
@@ -629,14 +637,12 @@ class ClaimEnforcer(Reactions):
         if self._fresh:
             ended.update(self._fresh)
             self._fresh = {}
-        keys: dict[str, None] = {}
         for key, block in ended:
-            keys[key] = None
             if block in self.observer.where.get(key, ()):
                 self._unwritten.discard(block)
         if self.book.awaits_content:
             with self.observer.operation():
-                self.book.written(keys)
+                self.book.written(key for key, _ in ended)
 
     def answers(self, outputs: dict[int, Any]) -> dict[int, Any]:
         """Add an answer for every request that was refused since the last step, and to the others
