@@ -212,19 +212,20 @@ class Recorder:
         if self.count and now < self._last:
             raise TraceError("time runs back")
         told = Event.__new__(Event)  # a frozen class is filled by a call for each field, else
-        vars(told).update(
-            seq=self.count,
-            timestamp_ns=now,
-            run_id=self.run_id,
-            event=event,
-            policy=self.policy,
-            usable_blocks=self.usable_blocks,
-            request_id=request_id,
-            claim_id=claim_id,
-            generation=generation,
-            prefix_id=prefix_id,
-            data=data,
-        )
+        filled = {
+            "seq": self.count,
+            "timestamp_ns": now,
+            "run_id": self.run_id,
+            "event": event,
+            "policy": self.policy,
+            "usable_blocks": self.usable_blocks,
+            "request_id": request_id,
+            "claim_id": claim_id,
+            "generation": generation,
+            "prefix_id": prefix_id,
+            "data": data,
+        }
+        object.__setattr__(told, "__dict__", filled)
         self._last = now
         self.count += 1
         self.events.append(told)

@@ -455,9 +455,10 @@ class PoolObserver:
         """New blocks in a request's table: they have lost what they carried, if they did."""
         held, keys, touched = self._table_of(name), self.keys, self._touched
         is_plain, is_told = self._place_of is None and not self.draws, bool(self.listeners)
+        more = getattr(self.pool, _MORE_KEYS, None)
         for block in blocks:
             number = block.block_id
-            if block.block_hash is not None or getattr(self.pool, _MORE_KEYS, None):
+            if block.block_hash is not None or more:
                 self._sync((block,), name, "evict")
             elif known := keys.get(number):
                 self._lose([(number, raw) for raw in known], name, "evict")
@@ -644,11 +645,12 @@ class PoolObserver:
     def _registered(self, blocks: Iterable[Any], name: str) -> None:
         """Mostly one block, that has nothing but its new key."""
         keys, touched, is_told = self.keys, self._touched, bool(self.listeners)
+        more = getattr(self.pool, _MORE_KEYS, None)
         for block in blocks:
             raw, number = block.block_hash, block.block_id
             if block.is_null:
                 continue
-            if keys.get(number) or getattr(self.pool, _MORE_KEYS, None):
+            if keys.get(number) or more:
                 self._sync((block,), name, "evict")
                 continue
             if is_told:

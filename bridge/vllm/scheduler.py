@@ -402,7 +402,7 @@ class ClaimEnforcer(Reactions):
         self.requests.arrived(record, self._blocks(request.num_tokens))
         if self._settled and self._settled[0][0] == request.request_id:
             self._settled = ()  # this one is another of that name
-        claim = _extra_args(request).get(CLAIM)
+        claim = None if self.desk is None else _extra_args(request).get(CLAIM)
         if self.desk is not None and claim is not None:
             plain = not getattr(request, "mm_features", None)
             tokens = tuple(request.prompt_token_ids or ()) if plain else None
@@ -413,21 +413,22 @@ class ClaimEnforcer(Reactions):
 
     def _blocks(self, tokens: int) -> int:
         """How many blocks that many tokens take, at most where there are windows."""
-        return -(-tokens // int(self.block_size)) * len(self.groups)
+        return int(-(-tokens // self.block_size) * len(self.groups))
 
     def _allocate(
         self, allocate: Callable[..., Any], request: Any, *args: Any, **kwargs: Any
     ) -> Any:
         if request.status is _RUNNING and self._takes_freely(request, args, kwargs):
             return self._continue(allocate, request, *args, **kwargs)
-        record = self.requests.records.get(self.alias(request.request_id))
+        name = self.alias(request.request_id)
+        record = self.requests.records.get(name)
         loaded = record is not None and record.state == "running"
         waiting = request.status in _WAITING and not loaded
         hits = _hits(args, kwargs)
         self.adopted = len(hits)
         if self.offloading is not None and kwargs.get("delay_cache_blocks"):
             args = _for_all(request, args, kwargs)
-        held = len(self.observer.held.get(self.alias(request.request_id), ()))
+        held = len(self.observer.held.get(name, ()))
         draws = self._draws(request, held + len(hits))
         free = self.queue_length()
         if waiting:
@@ -435,12 +436,14 @@ class ClaimEnforcer(Reactions):
             if self._blocked is not None:
                 return None
             self._admitting = (request, len(hits), free)
-        self.observer.draws = {p: self.book.claims[c[0]].name for p, c in draws.items()}
+        if draws:
+            self.observer.draws = {p: self.book.claims[c[0]].name for p, c in draws.items()}
         try:
             with _kept_free(self.pool, self.book.owed - len(draws)):
                 blocks = allocate(request, *args, **kwargs)
         finally:
-            self.observer.draws = {}
+            if draws:
+                self.observer.draws = {}
         if blocks is not None:
             self._admit_first()
             self._tell_table(request, held, hits)
@@ -496,8 +499,10 @@ class ClaimEnforcer(Reactions):
 
     def _tell_table(self, request: Any, held: int, hits: list[int]) -> None:
         """Tell the request's table if it had `held` blocks before and has more now."""
+        if not self.tells_tables:
+            return
         table = self.observer.held.get(self.alias(request.request_id), [])
-        if not (self.tells_tables and (hits or len(table) > held)):
+        if not hits and len(table) <= held:
             return
         record = self._record(request)
         if record is not None:
