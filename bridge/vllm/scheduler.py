@@ -48,6 +48,8 @@ VERDICT: Final = "kvclaims"
 
 _COUNT: Final = "get_num_free_blocks"
 
+_AS_IT_IS: Final = nullcontext()
+
 _ALL: Final = "(all claims)"
 
 _REUSED: Final = "cached_prefix_reuse"
@@ -75,9 +77,6 @@ def _extra_args(request: Any) -> dict[str, Any]:
 def _kept_free(pool: Any, blocks: int) -> AbstractContextManager[None]:
     """The pool counts so many blocks less as free, inside."""
     return _counting_less(pool, blocks) if blocks else _AS_IT_IS
-
-
-_AS_IT_IS: Final = nullcontext()
 
 
 @contextmanager
@@ -402,7 +401,7 @@ class ClaimEnforcer(Reactions):
         self.requests.arrived(record, self._blocks(request.num_tokens))
         if self._settled and self._settled[0][0] == request.request_id:
             self._settled = ()  # this one is another of that name
-        claim = None if self.desk is None else _extra_args(request).get(CLAIM)
+        claim = _extra_args(request).get(CLAIM)
         if self.desk is not None and claim is not None:
             plain = not getattr(request, "mm_features", None)
             tokens = tuple(request.prompt_token_ids or ()) if plain else None
@@ -413,7 +412,7 @@ class ClaimEnforcer(Reactions):
 
     def _blocks(self, tokens: int) -> int:
         """How many blocks that many tokens take, at most where there are windows."""
-        return int(-(-tokens // self.block_size) * len(self.groups))
+        return -(-tokens // int(self.block_size)) * len(self.groups)
 
     def _allocate(
         self, allocate: Callable[..., Any], request: Any, *args: Any, **kwargs: Any
@@ -436,14 +435,12 @@ class ClaimEnforcer(Reactions):
             if self._blocked is not None:
                 return None
             self._admitting = (request, len(hits), free)
-        if draws:
-            self.observer.draws = {p: self.book.claims[c[0]].name for p, c in draws.items()}
+        self.observer.draws = {p: self.book.claims[c[0]].name for p, c in draws.items()}
         try:
             with _kept_free(self.pool, self.book.owed - len(draws)):
                 blocks = allocate(request, *args, **kwargs)
         finally:
-            if draws:
-                self.observer.draws = {}
+            self.observer.draws = {}
         if blocks is not None:
             self._admit_first()
             self._tell_table(request, held, hits)
