@@ -206,25 +206,26 @@ class Recorder:
         **data: Any,
     ) -> None:
         """Tell the next event, with the fields of its kind; else `TraceError`."""
-        if odd := odd_fields(event, data):
+        if data.keys() != _NEEDED[event] and (odd := odd_fields(event, data)):
             raise TraceError(f"{event} has the wrong fields: {', '.join(odd)}")
         now = self._clock()
         if self.count and now < self._last:
             raise TraceError("time runs back")
         told = Event.__new__(Event)  # a frozen class is filled by a call for each field, else
-        vars(told).update(
-            seq=self.count,
-            timestamp_ns=now,
-            run_id=self.run_id,
-            event=event,
-            policy=self.policy,
-            usable_blocks=self.usable_blocks,
-            request_id=request_id,
-            claim_id=claim_id,
-            generation=generation,
-            prefix_id=prefix_id,
-            data=data,
-        )
+        filled = {
+            "seq": self.count,
+            "timestamp_ns": now,
+            "run_id": self.run_id,
+            "event": event,
+            "policy": self.policy,
+            "usable_blocks": self.usable_blocks,
+            "request_id": request_id,
+            "claim_id": claim_id,
+            "generation": generation,
+            "prefix_id": prefix_id,
+            "data": data,
+        }
+        object.__setattr__(told, "__dict__", filled)
         self._last = now
         self.count += 1
         self.events.append(told)

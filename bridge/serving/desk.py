@@ -111,10 +111,10 @@ class Desk:
 
     def tick(self) -> None:
         """Bring the claims' clock up to now; claims whose time is up end here (L6)."""
-        now = int((self._clock() - self._start) * TICKS)
-        if now > self.enforcer.book.now:
-            self.enforcer.advance(now - self.enforcer.book.now)
-        self.enforcer.book.tidy(self.settings.remember)
+        now, book = int((self._clock() - self._start) * TICKS), self.enforcer.book
+        if now > book.now:
+            self.enforcer.advance(now - book.now)
+        book.tidy(self.settings.remember)
 
     # -- claims that come with requests ----------------------------------------------------------
 

@@ -50,6 +50,8 @@ class Spans:
         self._open[request_id] = self._tracer.start_span("kvclaims", context=context)
 
     def heard(self, event: Event) -> None:
+        if not self._open:
+            return
         span = self._open.get(event.request_id or "")
         if span is None or event.event not in _SHOWN:
             return

@@ -355,6 +355,11 @@ class ClaimBook:
             self._look_whole(claim)
             self._materialize(claim)
 
+    def minds(self, lost: Mapping[int, str]) -> bool:
+        """Whether the loss of these blocks may mean anything to a claim: one, in force or ended,
+        has such a block in its cover, or claims are kept in a tier, by content."""
+        return self.tier is not None or not self._concerns.keys().isdisjoint(lost)
+
     def expect_loss(self, lost: Mapping[int, str], copies: Mapping[str, Sequence[int]]) -> None:
         """Blocks are about to lose their content; `copies` are the blocks that keep it.
 
@@ -377,6 +382,8 @@ class ClaimBook:
 
     def lost(self, lost: Mapping[int, str], cause: Cause) -> None:
         """Blocks have lost their content: harm, less cover, or a loss after the end."""
+        if not self.minds(lost):  # there is no claim that any line below would speak of
+            return
         for claim in self._concerned(lost):
             gone = sorted(p for p, block in claim.cover.items() if block in lost)
             if not claim.responsible:

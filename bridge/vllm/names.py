@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from kvclaims.bridge.vllm.setup import modality_of
@@ -19,13 +20,19 @@ _GROUP_BYTES = 4
 _FIRST_GROUP = bytes(_GROUP_BYTES)
 
 
+@cache
+def _numbers(count: int) -> bytes:
+    """So many numbers with commas between them, to be filled in."""
+    return b",".join([b"%d"] * count)
+
+
 class ContentChain:
     """`spec.content.content_ids`, one block at a time, for tokens that keep growing."""
 
     def __init__(self, block_size: int, salt: str = "") -> None:
         self.block_size = block_size
         self.ids: list[str] = []
-        self._text = b",".join([b"%d"] * block_size)
+        self._text = _numbers(block_size)
         self._parent = hashlib.sha256(salt.encode()).digest()
 
     def extend(self, tokens: Sequence[int]) -> list[str]:

@@ -275,10 +275,12 @@ class PoolObserver:
         self.where.setdefault(key, {})[block] = None
 
     def _unlearn(self, block: int, raw: bytes) -> str:
-        key = self.keys[block].pop(raw)
-        if key not in self.keys[block].values():
-            self.where[key].pop(block, None)
-            if not self.where[key]:
+        known = self.keys[block]
+        key = known.pop(raw)
+        if not known or key not in known.values():
+            found = self.where[key]
+            found.pop(block, None)
+            if not found:
                 del self.where[key]
                 if not self._in_another_group(key):
                     self.names.forget_key(raw)
@@ -293,11 +295,11 @@ class PoolObserver:
 
     def _in_another_group(self, key: str) -> bool:
         """Whether another KV group has content of the same hash."""
-        groups = range(len(self.manager.coordinator.single_type_managers))
-        if len(groups) == 1:
+        groups = len(self.manager.coordinator.single_type_managers)
+        if groups == 1:
             return False
         name = key.partition("@")[0]
-        return any((f"{name}@{g}" if g else name) in self.where for g in groups)
+        return any((f"{name}@{g}" if g else name) in self.where for g in range(groups))
 
     def _sync(self, blocks: Iterable[Any], request: str | None, action: str) -> None:
         """Tell which keys blocks have lost (as `action`) and gained since last looked at."""
@@ -313,8 +315,11 @@ class PoolObserver:
         by = request or UNNAMED if action == "evict" else None
         lost = {number: self.keys[number][raw] for number, raw in gone}
         self.reactions.before_loss(lost, by)
+        is_told = bool(self.listeners)
         for number, raw in gone:
-            self.tell(action, b=number, k=self._unlearn(number, raw))
+            key = self._unlearn(number, raw)
+            if is_told:
+                self.tell(action, b=number, k=key)
         self.reactions.after_loss(lost, by)
 
     def _lost_keys(self, block: Any) -> list[bytes]:
@@ -450,9 +455,10 @@ class PoolObserver:
         """New blocks in a request's table: they have lost what they carried, if they did."""
         held, keys, touched = self._table_of(name), self.keys, self._touched
         is_plain, is_told = self._place_of is None and not self.draws, bool(self.listeners)
+        more = getattr(self.pool, _MORE_KEYS, None)
         for block in blocks:
             number = block.block_id
-            if block.block_hash is not None or getattr(self.pool, _MORE_KEYS, None):
+            if block.block_hash is not None or more:
                 self._sync((block,), name, "evict")
             elif known := keys.get(number):
                 self._lose([(number, raw) for raw in known], name, "evict")
@@ -490,8 +496,11 @@ class PoolObserver:
     def _free_request(self, inner: Wrapper, request: Any, *args: Any, **kwargs: Any) -> Any:
         name = self._alias(request.request_id)
         count = len(self.held.get(name, ()))
-        with self._for_request(request):
+        outer, self.request = self.request, request  # `_for_request`, at every end of a request
+        try:
             result = inner(request, *args, **kwargs)
+        finally:
+            self.request = outer
         self._retire(name, request, count)
         return result
 
@@ -568,17 +577,17 @@ class PoolObserver:
     def _free_blocks(self, inner: Wrapper, blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         blocks = list(blocks)  # a generator is read once, and vLLM reads it
         result = inner(blocks, *args, **kwargs)
-        name = self._name()
+        name, is_told = self._name(), bool(self.listeners)
         for block in blocks:
             if block.is_null:
                 continue
-            number = block.block_id
-            self._mark(number)
+            if is_told:
+                self._mark(block.block_id)
             if not self._pinning:
-                self._drop(name, number)
+                self._drop(name, block.block_id, is_free=block.ref_cnt == 0)
         return result
 
-    def _drop(self, name: str, block: int) -> None:
+    def _drop(self, name: str, block: int, is_free: bool) -> None:
         deferred = name == UNNAMED and block in self._leaving
         if deferred:
             name = self._leaving[block].pop(0)  # in the order in which they are freed
@@ -586,12 +595,14 @@ class PoolObserver:
                 del self._leaving[block]
         held = self.held.get(name, [])
         self.tables += 1
-        if block in held[-1:]:
+        if held and held[-1] == block:
             held.pop()
         elif block in held:
             held.remove(block)
-        lender = self.reactions.freed(block) if self.ref(block) == 0 else None
-        if lender is None:
+        lender = self.reactions.freed(block) if is_free else None
+        if not self.listeners:
+            pass
+        elif lender is None:
             self.tell("drop", r=name, b=block)
         else:
             self.tell("give_back", r=name, c=lender, b=block)
@@ -634,11 +645,12 @@ class PoolObserver:
     def _registered(self, blocks: Iterable[Any], name: str) -> None:
         """Mostly one block, that has nothing but its new key."""
         keys, touched, is_told = self.keys, self._touched, bool(self.listeners)
+        more = getattr(self.pool, _MORE_KEYS, None)
         for block in blocks:
             raw, number = block.block_hash, block.block_id
             if block.is_null:
                 continue
-            if keys.get(number) or getattr(self.pool, _MORE_KEYS, None):
+            if keys.get(number) or more:
                 self._sync((block,), name, "evict")
                 continue
             if is_told:

@@ -171,8 +171,8 @@ class RequestLog:
         return True
 
     def _emit(self, event: str, record: RequestRecord, **data: Any) -> None:
-        named = {"request_id": record.request_id, "prefix_id": record.prefix_id}
-        self._recorder.emit(event, **{**named, **data})
+        data.setdefault("prefix_id", record.prefix_id)
+        self._recorder.emit(event, request_id=record.request_id, **data)
 
 
 def _feasibility(outcome: Outcome, blocked: Blocked) -> dict[str, Any]:

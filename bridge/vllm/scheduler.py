@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Final
 
@@ -48,6 +48,8 @@ VERDICT: Final = "kvclaims"
 
 _COUNT: Final = "get_num_free_blocks"
 
+_AS_IT_IS: Final = nullcontext()
+
 _ALL: Final = "(all claims)"
 
 _REUSED: Final = "cached_prefix_reuse"
@@ -72,12 +74,13 @@ def _extra_args(request: Any) -> dict[str, Any]:
     return (params.extra_args if params is not None else None) or {}
 
 
-@contextmanager
-def _kept_free(pool: Any, blocks: int) -> Iterator[None]:
+def _kept_free(pool: Any, blocks: int) -> AbstractContextManager[None]:
     """The pool counts so many blocks less as free, inside."""
-    if not blocks:
-        yield
-        return
+    return _counting_less(pool, blocks) if blocks else _AS_IT_IS
+
+
+@contextmanager
+def _counting_less(pool: Any, blocks: int) -> Iterator[None]:
     own, count = vars(pool).get(_COUNT), pool.get_num_free_blocks
     pool.get_num_free_blocks = lambda: count() - blocks
     try:
@@ -299,11 +302,8 @@ class ClaimEnforcer(Reactions):
     def before_loss(self, lost: Mapping[int, str], request: str | None) -> None:
         self._admit_first()
         self._tell_reset(succeeded=True)
-        copies = {
-            key: [b for b in self.observer.where[key] if b not in lost and b not in self._unwritten]
-            for key in lost.values()
-        }
-        self.book.expect_loss(lost, copies)
+        if self.book.minds(lost):  # otherwise no claim has anything to move, or to end first
+            self.book.expect_loss(lost, self._copies(lost))
         if request is None:
             return
         for block, key in lost.items():
@@ -318,9 +318,16 @@ class ClaimEnforcer(Reactions):
                 reason=_TAKEN_BACK if request == UNNAMED else _REUSED,
             )
 
+    def _copies(self, lost: Mapping[int, str]) -> dict[str, list[int]]:
+        """The other blocks that have these contents, written."""
+        where, unwritten = self.observer.where, self._unwritten
+        return {
+            key: [b for b in where[key] if b not in lost and b not in unwritten]
+            for key in lost.values()
+        }
+
     def after_loss(self, lost: Mapping[int, str], request: str | None) -> None:
-        for block in lost:
-            self._unwritten.discard(block)
+        self._unwritten.difference_update(lost)
         self.book.lost(lost, Cause.FAULT if request is None else Cause.OWN_CHOICE)
 
     def drawn(self, claim: str, block: int, request: Any, position: int) -> None:
@@ -412,14 +419,15 @@ class ClaimEnforcer(Reactions):
     ) -> Any:
         if request.status is _RUNNING and self._takes_freely(request, args, kwargs):
             return self._continue(allocate, request, *args, **kwargs)
-        record = self.requests.records.get(self.alias(request.request_id))
+        name = self.alias(request.request_id)
+        record = self.requests.records.get(name)
         loaded = record is not None and record.state == "running"
         waiting = request.status in _WAITING and not loaded
         hits = _hits(args, kwargs)
         self.adopted = len(hits)
         if self.offloading is not None and kwargs.get("delay_cache_blocks"):
             args = _for_all(request, args, kwargs)
-        held = len(self.observer.held.get(self.alias(request.request_id), ()))
+        held = len(self.observer.held.get(name, ()))
         draws = self._draws(request, held + len(hits))
         free = self.queue_length()
         if waiting:
@@ -488,8 +496,10 @@ class ClaimEnforcer(Reactions):
 
     def _tell_table(self, request: Any, held: int, hits: list[int]) -> None:
         """Tell the request's table if it had `held` blocks before and has more now."""
+        if not self.tells_tables:
+            return
         table = self.observer.held.get(self.alias(request.request_id), [])
-        if not (self.tells_tables and (hits or len(table) > held)):
+        if not hits and len(table) <= held:
             return
         record = self._record(request)
         if record is not None:
@@ -629,14 +639,12 @@ class ClaimEnforcer(Reactions):
         if self._fresh:
             ended.update(self._fresh)
             self._fresh = {}
-        keys: dict[str, None] = {}
         for key, block in ended:
-            keys[key] = None
             if block in self.observer.where.get(key, ()):
                 self._unwritten.discard(block)
         if self.book.awaits_content:
             with self.observer.operation():
-                self.book.written(keys)
+                self.book.written(key for key, _ in ended)
 
     def answers(self, outputs: dict[int, Any]) -> dict[int, Any]:
         """Add an answer for every request that was refused since the last step, and to the others

@@ -29,7 +29,9 @@ POLICY: Final = "resident_claims"
 DOOR: Final = "kvclaims"
 """The engine core's method: JSON of an operation in, JSON of `[status, body]` out."""
 
-_KEPT_EVENTS: Final = 1000
+_KEPT_EVENTS: Final = 100
+"""Events that stay at hand beside what the sinks make of them.  Few, so that the memory of one that
+goes is still in the processor's caches when the next is made."""
 
 
 class Serving:
