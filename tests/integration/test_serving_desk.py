@@ -106,9 +106,9 @@ def test_a_full_disk_ends_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     from kvclaims.checker.audit import audit
 
-    shop = Shop(trace=str(tmp_path / "t.jsonl"))
     with monkeypatch.context() as patched:
         patched.setattr(os, "pwrite", full)
+        shop = Shop(trace=str(tmp_path / "t.jsonl"))  # whose thread may write at once
         shop.ask("r", tokens("A", 6), kvclaims=json.dumps({"claim_id": "c"}))
         shop.run()
         assert not shop.serving.flush(wait=0.1)
