@@ -461,6 +461,23 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return shops
 
 
+def test_without_a_prefix_cache_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims would be accepted, hold room, and never be materialized."""
+    from kvclaims.bridge.serving.settings import BadSettings
+    from kvclaims.bridge.vllm import setup
+
+    plain = setup.scheduler_config
+
+    def uncached(*args: Any, **more: Any) -> Any:
+        config = plain(*args, **more)
+        config.cache_config.enable_prefix_caching = False
+        return config
+
+    monkeypatch.setattr(setup, "scheduler_config", uncached)
+    with pytest.raises(BadSettings, match="prefix cach"):
+        Shop()
+
+
 def test_each_rank_writes_a_trace_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
