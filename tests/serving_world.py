@@ -75,6 +75,7 @@ def server(folder: Path, *, as_group: bool = False) -> Iterator[Served]:
     its processes at once, as a terminal or a container does."""
     trace = folder / "trace.jsonl"
     with setup.model_folder(4096) as model, socket.socket() as free:
+        give_words(Path(model))
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.close()
@@ -117,16 +118,36 @@ def command(model: str, port: int, settings: dict[str, Any]) -> list[str]:
         "--middleware": "kvclaims.bridge.serving.http.Claims",
         "--additional-config": json.dumps({"kvclaims": settings}),
     }
-    flags = ["--skip-tokenizer-init", "--enforce-eager"]
     words = [word for pair in options.items() for word in pair]
     module = "vllm.entrypoints.openai.api_server"
-    return [sys.executable, "-m", module, *words, *flags, "--api-key", *KEYS.values(), "other-key"]
+    started = [sys.executable, "-m", module, *words, "--enforce-eager"]
+    return [*started, "--api-key", *KEYS.values(), "other-key"]
+
+
+def give_words(model: Path) -> None:
+    """A tokenizer with one word for each token, and a chat that is the words of its messages."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    named = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    vocabulary = {name: i for i, name in enumerate(named.values())}
+    vocabulary |= {f"w{i}": i for i in range(len(vocabulary), setup.VOCABULARY_SIZE)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(model / "tokenizer.json"))
+    chat = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": chat, **named}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def text(tokens: list[int]) -> str:
+    return " ".join(f"w{token}" for token in tokens)
 
 
 def environment() -> dict[str, str]:
     whole = {k: v for k, v in setup.WHOLE.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
     quiet = {**setup.QUIET, "VLLM_LOGGING_LEVEL": "WARNING"}
-    return {**quiet, **whole, "OMP_NUM_THREADS": "1", "VLLM_SERVER_DEV_MODE": "0", **os.environ}
+    ours = {"VLLM_SERVER_DEV_MODE": "0", "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
+    return {**quiet, **whole, "OMP_NUM_THREADS": "1", **ours, **os.environ}
 
 
 def wait(url: str, process: subprocess.Popen[bytes], log: Path, seconds: float = 500) -> None:

@@ -51,6 +51,10 @@ _KEPT_DECISIONS: Final = 1024
 _MOST_LISTED: Final = 1000
 
 
+_ROUTES: Final = "([a-z]+|generate-tokens|generative-scoring)"
+_PARTS: Final = r"[-_]\d+|-[0-9a-f]+-beam-\d+|-prompt-\d+-chunk-\d+"
+"""What vLLM calls one prompt of several, one beam of a search, one chunk of a prompt to embed."""
+
 _T = TypeVar("_T")
 
 
@@ -254,15 +258,15 @@ class Desk:
 
     def _op_verdict(self, who: Who, message: Mapping[str, Any]) -> Answer:
         """Why the request of this (external) id was turned away, if it was.  It is told once: the
-        id may come again."""
-        refused = _taken(self._refusals, message)
+        id may come again.  Of one in the background it is to `keep`: it is asked for repeatedly."""
+        refused = _of_request(self._refusals, message)
         if not refused:
             raise BadClaim("no such request was refused", 404)
         return Answer(200, self._describe(refused[-1], who))
 
     def _op_decision(self, _: Who, message: Mapping[str, Any]) -> Answer:
         """What became of the claim that the request of this (external) id brought, once."""
-        decided = _taken(self._decisions, message)
+        decided = _of_request(self._decisions, message)
         if not decided:
             raise BadClaim("no such request brought a claim", 404)
         return Answer(200, decided[-1])
@@ -499,15 +503,18 @@ class Desk:
         return {"claim": self.opaque(claim), "owner": self.opaque(owner)}
 
 
-def _taken(kept: OrderedDict[str, _T], message: Mapping[str, Any]) -> list[_T]:
-    """Take out what is kept of the request that its client, or who asked for it, calls so: vLLM
-    puts the route before the name, and numbers behind."""
+def _of_request(known: OrderedDict[str, _T], message: Mapping[str, Any]) -> list[_T]:
+    """What is known of the request that its client, or who asked for it, calls so: vLLM puts the
+    route before the name, and numbers behind.  It is forgotten unless it is to be kept."""
     given = str(message.get("request"))
     name = re.escape(given)
-    wanted = re.compile(
-        rf"(\d+_)?(([a-z]+|generate-tokens)-{name}(-\d+)?|{name}_\d+)(-[0-9a-f]{{8}})?"
-    )
-    return [kept.pop(r) for r in list(kept) if given in r and wanted.fullmatch(r)]
+    wanted = re.compile(rf"(\d+_)?({_ROUTES}-{name}({_PARTS})?|{name}_\d+)(-[0-9a-f]{{8}})?")
+    found = [r for r in known if given in r and wanted.fullmatch(r)]
+    told = [known[r] for r in found]
+    if message.get("keep") is not True:
+        for request in found:
+            del known[request]
+    return told
 
 
 _OPERATIONS: Final[dict[str, Any]] = {

@@ -5,10 +5,12 @@
 - a request that claims turned away leaves as 503 with Retry-After (or 413 where it can never
   fit), with the blocking claims, where vLLM by itself says 500, whatever route it came by; a
   stream that has begun by then ends with an event that says the same;
+- a response in the background that was turned away has failed, and says so: vLLM leaves it
+  queued, and its stream silent, for ever;
 - a stream, in which vLLM has no place for it, tells in a header what became of its claim;
 - `/metrics` has the families of `kvclaims.bridge.metrics` beside vLLM's own.
 
-Middleware is the one hook that sees all four, is public, and is there in every version.  It stands
+Middleware is the one hook that sees all five, is public, and is there in every version.  It stands
 before vLLM's own authentication, so its routes check the same API keys themselves.
 """
 
@@ -38,6 +40,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Ask = Callable[[str], Awaitable[dict[str, Any] | None]]
+"""An operation at the desk for one request; None where there is nothing to say."""
 Call = Callable[[str], Awaitable[str]]
 
 PREFIX: Final = "/v1/kvclaims"
@@ -54,13 +58,17 @@ _PATIENCE: Final = 5.0
 """Seconds that `/metrics` waits for the engine."""
 
 _CLAIM: Final = "kvclaims"
+_CHAT: Final = "/v1/chat/completions"
 _RESPONSES: Final = "/v1/responses"
 """The route whose requests have the id that their body names, and none from a header."""
+
+_LOOK: Final = 1.0
+"""Seconds between two looks at whether a response in the background was turned away."""
 
 DECISION_HEADER: Final = b"x-kvclaims-claim"
 """What became of a claim that came with a request for a stream, as JSON."""
 
-_HELD_BACK: Final = {"/v1/chat/completions": 2, "/v1/messages": 2, _RESPONSES: 3}
+_HELD_BACK: Final = {_CHAT: 2, "/v1/messages": 2, _RESPONSES: 3}
 """Chunks of a stream until the first that says something: a chat begins with the role, others with
 events that the request was taken, whatever comes next."""
 
@@ -100,6 +108,8 @@ class Claims:
                 await self._metrics(scope, receive, send)
             elif scope["method"] == "POST":
                 await self._post(scope, receive, send, path)
+            elif scope["method"] == "GET" and path.startswith(f"{_RESPONSES}/"):
+                await self._retrieve(scope, receive, send, path.removeprefix(f"{_RESPONSES}/"))
             else:
                 await self.app(scope, receive, send)
         except BadClaim as error:
@@ -223,31 +233,64 @@ class Claims:
         headers = _headers(scope)
         asker = self._asker(scope, headers)
         request_id = headers.get("x-request-id") or uuid.uuid4().hex
-        claimed = False
+        claimed, behind, held = False, False, _HELD_BACK.get(path, 1)
         if path in GENERATING and asker is not None:  # vLLM turns others away, where it asks a key
             body = await _read_all(scope, receive, None)
             body, claimed = await self._with_claim(scope, asker, body)
             if path == _RESPONSES:
-                body, request_id = _named(body, request_id)
+                body, request_id, behind = _named(body, request_id)
+            elif path == _CHAT:
+                held = _before_a_chat(body)
             receive = _replay(body, receive)
             scope = {**scope, "headers": _with_length(scope["headers"], body)}
         scope = {**scope, "headers": _with_id(scope["headers"], request_id)}
         asker = asker or Asker(ANONYMOUS, operator=False, proven=False)
+        if behind:  # of an earlier one of that name
+            await self._asking(scope, asker, request_id)("verdict")
+        relay = Relay(send, self._asking(scope, asker, request_id, keep=behind), held, claimed)
+        await self._relayed(relay, scope, receive, behind)
 
+    async def _retrieve(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        """What became of a response in the background."""
+        asker = self._asker(scope, _headers(scope))
+        if asker is None:
+            await self.app(scope, receive, send)
+            return
+        ask = self._asking(scope, asker, request_id, keep=True)
+        await self._relayed(Retrieval(send, ask), scope, receive, behind=True)
+
+    def _asking(self, scope: Scope, asker: Asker, request_id: str, *, keep: bool = False) -> Ask:
         async def ask(op: str) -> dict[str, Any] | None:
             if self._dead(scope):
                 return None
-            answer = await self.ask(scope, op, asker, request=request_id)
+            answer = await self.ask(scope, op, asker, request=request_id, keep=keep)
             return answer.body if answer.status == 200 else None
 
-        relay = Relay(send, ask, _HELD_BACK.get(path, 1), claimed)
+        return ask
+
+    async def _relayed(self, relay: Relay, scope: Scope, receive: Receive, behind: bool) -> None:
+        """The app's answer through the relay."""
         try:
-            await self.app(scope, receive, relay.send)
+            if behind:
+                await self._watched(relay, scope, receive)
+            else:
+                await self.app(scope, receive, relay.send)
         except Exception:  # vLLM's way to end some streams of requests that have failed
             if not await relay.broke_off():
                 raise
         else:
             await relay.ended()
+
+    async def _watched(self, relay: Relay, scope: Scope, receive: Receive) -> None:
+        """The app answers a request in the background: where that fails, its stream never ends."""
+        answering = asyncio.ensure_future(self.app(scope, receive, relay.send))
+        try:
+            while not (await asyncio.wait({answering}, timeout=_LOOK))[0]:
+                if relay.streams and await relay.turned_away():
+                    return
+            await answering
+        finally:
+            answering.cancel()
 
     async def _with_claim(self, scope: Scope, asker: Asker, body: bytes) -> tuple[bytes, bool]:
         """The body with its owner put in, and whether it has a claim; one that is no good raises
@@ -276,7 +319,8 @@ class Claims:
             raise BadClaim("a claim with a request is a short JSON text")
         prompt = request.get("prompt")
         several = isinstance(prompt, list) and any(not isinstance(p, int) for p in prompt)
-        if request.get("n") not in (None, 1) or (several and len(prompt) != 1):
+        answers = request.get("n") not in (None, 1) or request.get("use_beam_search")
+        if answers or (several and len(prompt) != 1):
             raise BadClaim("a claim speaks of one prompt, and of one answer to it")
         raw = read_json(claim)
         parse_order(raw, prefix=False)  # before the engine is asked to look at it
@@ -316,12 +360,10 @@ class Relay:
     """Holds back what may turn out to be a failure: all of a JSON error, or the first `held`
     chunks of a stream.  Where the engine says that claims turned the request away, that is told in
     place of the failure: as an answer, or as the last event of a stream that has begun.
-
-    `ask` does an operation at the desk for this request; None where there is nothing to say.
     """
 
     pass_on: Send
-    ask: Callable[[str], Awaitable[dict[str, Any] | None]]
+    ask: Ask
     held: int = 1
     claimed: bool = False
     """Whether the request brought a claim."""
@@ -331,8 +373,12 @@ class Relay:
     sent: bool = False
     told: bool = False
     """Whether the stream's failure was explained: what vLLM says of it after that is left out."""
+    over: bool = False
+    """Whether the client was told all that it will be."""
 
     async def send(self, message: Message) -> None:
+        if self.over:
+            return
         if self.sent:
             await self._go_on(message)
             return
@@ -346,27 +392,33 @@ class Relay:
 
     async def ended(self) -> None:
         """The app has answered."""
-        if not self.sent:
+        if not (self.sent or self.over):
             await self._settle(self._failed())
 
     async def broke_off(self) -> bool:
         """The app has failed within its answer; whether the client was told that claims are why."""
         if not self.sent:
             return await self._settle(failed=True)
-        verdict = await self.ask("verdict") if self.streams and not self.told else None
+        return self.streams and not self.told and await self.turned_away()
+
+    async def turned_away(self) -> bool:
+        """Whether claims turned the request away; the client is told, and nothing after that."""
+        verdict = await self.ask("verdict")
         if verdict is None:
             return False
-        last = _as_event(verdict, named=True)
-        await self.pass_on({"type": "http.response.body", "body": last, "more_body": False})
+        self.over = True
+        if self.sent:
+            last = _as_event(verdict, named=True)
+            await self.pass_on({"type": "http.response.body", "body": last, "more_body": False})
+        else:
+            await _refuse(self.pass_on, verdict)
         return True
 
     async def _settle(self, failed: bool) -> bool:
-        verdict = await self.ask("verdict") if failed else None
-        if verdict is None:
-            await self._let_go()
-            return False
-        await _refuse(self.pass_on, verdict)
-        return True
+        if failed and await self.turned_away():
+            return True
+        await self._let_go()
+        return False
 
     def _undecided(self) -> bool:
         if self.status >= 500:
@@ -404,6 +456,33 @@ class Relay:
                 self.told = True
                 message = {**message, "body": _as_event(verdict, body.startswith(b"event:"))}
         await self.pass_on(message)
+
+
+@dataclass
+class Retrieval(Relay):
+    """The same where a client asks what became of a response in the background.  One that still
+    waits, as vLLM has it, has failed where it was turned away."""
+
+    def _undecided(self) -> bool:
+        return not self.streams
+
+    def _failed(self) -> bool:
+        return False
+
+    async def _let_go(self) -> None:
+        if not self.streams and (stored := self._waiting()) is not None:
+            verdict = await self.ask("verdict")
+            if verdict is not None:
+                self.sent = self.over = True
+                await _reply(self.pass_on, 200, _as_failed(stored, verdict), _until(verdict))
+                return
+        await super()._let_go()
+
+    def _waiting(self) -> dict[str, Any] | None:
+        if self.status != 200:
+            return None
+        stored = _object(b"".join(m.get("body", b"") for m in self.kept))
+        return stored if stored and stored.get("status") in ("queued", "in_progress") else None
 
 
 def _engine_calls(client: Any) -> list[Call]:
@@ -505,13 +584,26 @@ def _object(body: bytes) -> dict[str, Any] | None:
     return request if isinstance(request, dict) else None
 
 
-def _named(body: bytes, request_id: str) -> tuple[bytes, str]:
-    """The body with an id for its request, and the id, unless it brings one."""
+def _named(body: bytes, request_id: str) -> tuple[bytes, str, bool]:
+    """The body with an id for its request, unless it brings one; the id; and whether it is to be
+    answered in the background."""
     request = _object(body)
     if request is None:
-        return body, request_id
+        return body, request_id, False
     own = request.setdefault("request_id", f"resp_{request_id}")
-    return json.dumps(request).encode(), str(own)
+    return json.dumps(request).encode(), str(own), bool(request.get("background"))
+
+
+def _before_a_chat(body: bytes) -> int:
+    """Chunks of a chat's stream until the first that says something: each answer begins with the
+    role, and with an echo where it was asked for."""
+    usual = _HELD_BACK[_CHAT]
+    if b'"n"' not in body and b'"echo"' not in body:
+        return usual
+    request = _object(body) or {}
+    answers = request.get("n")
+    many = answers if type(answers) is int else 1
+    return max(usual, many * (1 + bool(request.get("echo"))) + 1)
 
 
 def _length(prompt: Any) -> int | None:
@@ -524,9 +616,19 @@ def _length(prompt: Any) -> int | None:
 async def _refuse(send: Send, verdict: Mapping[str, Any]) -> None:
     """503 with what blocks and for how long; 413 for what this pool can never hold."""
     error = _explained(verdict)
+    await _reply(send, error["error"]["code"], error, _until(verdict))
+
+
+def _until(verdict: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
+    """The header that says when to try again, where that helps."""
     wait = verdict.get("retry_after")
-    headers = [] if wait is None else [(b"retry-after", str(wait).encode())]
-    await _reply(send, error["error"]["code"], error, headers)
+    return [] if wait is None else [(b"retry-after", str(wait).encode())]
+
+
+def _as_failed(response: Mapping[str, Any], verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """A response of vLLM that was turned away, with the error as such an object has one."""
+    error = {**_explained(verdict)["error"], "code": "server_error"}
+    return {**response, "status": "failed", "error": error}
 
 
 def _explained(verdict: Mapping[str, Any]) -> dict[str, Any]:

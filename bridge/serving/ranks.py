@@ -20,7 +20,6 @@ def together(op: str, answers: Sequence[Answer]) -> Answer:
     """The server's answer to an operation; `answers` has one of each engine, in their order."""
     if len(answers) == 1:
         return answers[0]
-    bodies = [answer.body for answer in answers]
     if op in ("check", "declare"):  # one that says no speaks for all
         chosen = _first(answers, lambda answer: answer.status >= 400)
     else:  # one that knows of it, or failing that, one that had something to say
@@ -29,13 +28,16 @@ def together(op: str, answers: Sequence[Answer]) -> Answer:
         )
     if op in ("check", "verdict", "decision") or chosen.status == 404:
         return chosen
+    told = {n: a.body for n, a in enumerate(answers) if a.status < 400}  # one may be ending
+    if op in ("list", "pool", "stats") and not told:
+        return chosen
     if op == "stats":
-        return Answer(chosen.status, _in_all(bodies))
+        return Answer(chosen.status, _in_all([*told.values()]))
     if op == "list":
-        listed = [{**c, "engine": n} for n, body in enumerate(bodies) for c in body["claims"]]
-        left_out = sum(body["left_out"] for body in bodies)
+        listed = [{**c, "engine": n} for n, body in told.items() for c in body["claims"]]
+        left_out = sum(body["left_out"] for body in told.values())
         return Answer(chosen.status, {"claims": listed, "left_out": left_out})
-    body = _in_all(bodies) if op == "pool" else chosen.body
+    body = _in_all([*told.values()]) if op == "pool" else chosen.body
     own = [{**a.body, "engine": n, "status": a.status} for n, a in enumerate(answers)]
     return Answer(chosen.status, {**body, "engines": own})
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -176,7 +177,7 @@ def _predicate(name: str, value: Any) -> Predicate:
     if bound is not None and (
         fidelity is not Fidelity.BOUNDED_LOSS
         or type(bound) not in (int, float)
-        or not 0 < bound < math.inf
+        or not 0 < bound <= sys.float_info.max  # a whole number may be past it
     ):
         raise BadClaim("bound is a positive number, and goes with bounded_loss")
     return Predicate(

@@ -665,6 +665,7 @@ class ClaimEnforcer(Reactions):
                 new_token_ids=[],
                 finish_reason=request.get_finished_reason(),
                 kv_transfer_params={VERDICT: told},
+                **_failure_of_pooling(request),
             )
             known = outputs.get(request.client_index)
             if known is None:
@@ -724,6 +725,20 @@ def _verdict(judgement: Judgement) -> dict[str, Any]:
         "missing_now": judgement.missing_now,
         "blocking_claims": list(judgement.blocking_claims),
     }
+
+
+def _failure_of_pooling(request: Any) -> dict[str, Any]:
+    """What an answer needs beside for a request that pools: vLLM takes one without a tensor for
+    text, and ends the server.  The one failure of such requests that it knows is a cache that
+    missed an input, and has the client try again; of a version that knows none the tensor is empty.
+    """
+    if request.pooling_params is None:
+        return {}
+    if "mm_cache_miss_hashes" in EngineCoreOutput.__struct_fields__:
+        return {"mm_cache_miss_hashes": [""]}  # no input has that hash
+    from torch import empty
+
+    return {"pooling_output": empty(0)}
 
 
 def _hits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:

@@ -44,6 +44,8 @@ class Serving:
                 f"claims speak of one KV group, and this model has {len(groups)} "
                 "(several kinds of attention)"
             )
+        if not scheduler.kv_cache_manager.enable_caching:
+            raise BadSettings("claims keep what vLLM's prefix cache finds again, and it is off")
         usable = scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1
         settings = _of_rank(settings, scheduler.vllm_config.parallel_config)
         self.settings = settings

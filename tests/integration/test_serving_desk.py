@@ -72,6 +72,32 @@ def test_blame_is_full_for_the_owner_and_opaque_for_others() -> None:
     assert told.status == 404
 
 
+def test_a_pooling_request_that_is_refused_ends_alone() -> None:
+    """vLLM takes an answer without a pooled tensor for one with text: where it makes answers, that
+    would end the server.  It gets the one failure that it knows of such a request."""
+    from vllm.pooling_params import PoolingParams
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+    from kvclaims.bridge.vllm import setup
+
+    shop, prompt = Shop(), tokens("B", 10)
+    shop.declare("keep", "A", 15)
+    hasher = setup.block_hasher(SIZE)
+    shop.driver.add(setup.make_request("embd-r-0", tuple(prompt), 1, hasher, pools=True))
+    shop.run()
+    assert shop.do("verdict", request="r").body["shortfall"] == 5
+    processor = OutputProcessor(None, log_stats=False)
+    params = PoolingParams(task="embed")
+    asked = EngineCoreRequest(
+        *("embd-r-0", prompt, None, None, params, 0.0, None, None, None), external_req_id="embd-r-0"
+    )
+    processor.add_request(asked, None)
+    (told,) = processor.process_outputs([shop.outputs["embd-r-0"]]).request_outputs
+    assert told.finished
+    assert told.error.retryable
+
+
 def test_a_full_disk_ends_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the trace lacks is told in the numbers behind `/metrics`, and made up for."""
 
@@ -80,9 +106,9 @@ def test_a_full_disk_ends_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     from kvclaims.checker.audit import audit
 
-    shop = Shop(trace=str(tmp_path / "t.jsonl"))
     with monkeypatch.context() as patched:
         patched.setattr(os, "pwrite", full)
+        shop = Shop(trace=str(tmp_path / "t.jsonl"))  # whose thread may write at once
         shop.ask("r", tokens("A", 6), kvclaims=json.dumps({"claim_id": "c"}))
         shop.run()
         assert not shop.serving.flush(wait=0.1)
@@ -133,6 +159,10 @@ def test_a_verdict_is_found_by_the_id_the_client_knows() -> None:
         ("generate-tokens-abc-0-12345678", "abc"),
         ("chatcmpl-abc-12345678", "abc"),
         ("1_cmpl-abc-0-12345678", "abc"),
+        ("chatcmpl-abc_0-12345678", "abc"),
+        ("cmpl-abc-fa15c7fd7584b5f0-beam-0-12345678", "abc"),
+        ("embd-abc-prompt-0-chunk-1-12345678", "abc"),
+        ("generative-scoring-abc-1-12345678", "abc"),
     ],
 )
 def test_whatever_route_it_came_by(engines: str, clients: str) -> None:
@@ -208,6 +238,18 @@ def test_a_verdict_is_told_once() -> None:
     shop.run()
     assert shop.do("verdict", request="abc", owner="b").body["needed_blocks"] == 11
     assert shop.do("verdict", request="abc", owner="c").status == 404
+
+
+def test_but_one_of_a_background_response_until_its_id_returns() -> None:
+    """Its client asks for it whenever it likes."""
+    shop = Shop()
+    shop.declare("keep", "A", 15)
+    shop.ask("resp_abc_0-12345678", tokens("B", 10))
+    shop.run()
+    for _ in range(2):
+        assert shop.do("verdict", request="resp_abc", keep=True).body["needed_blocks"] == 10
+    assert shop.do("verdict", request="resp_abc", keep=False).status == 200
+    assert shop.do("verdict", request="resp_abc", keep=True).status == 404
 
 
 def test_a_verdict_may_be_asked_for_before_the_request_is_answered() -> None:
@@ -417,6 +459,23 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         told = {"trace": str(tmp_path / "trace.jsonl"), "trace_bytes": 1024, "trace_files": 0}
         shops.append(Shop(**told, trace_tables=True))
     return shops
+
+
+def test_without_a_prefix_cache_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims would be accepted, hold room, and never be materialized."""
+    from kvclaims.bridge.serving.settings import BadSettings
+    from kvclaims.bridge.vllm import setup
+
+    plain = setup.scheduler_config
+
+    def uncached(*args: Any, **more: Any) -> Any:
+        config = plain(*args, **more)
+        config.cache_config.enable_prefix_caching = False
+        return config
+
+    monkeypatch.setattr(setup, "scheduler_config", uncached)
+    with pytest.raises(BadSettings, match="prefix cach"):
+        Shop()
 
 
 def test_each_rank_writes_a_trace_of_its_own(

@@ -171,6 +171,54 @@ def test_a_stream_that_outgrows_what_claims_leave_ends_with_the_reason(
     assert "a4" in {blocking["claim"] for blocking in error["blocking_claims"]}
 
 
+def test_a_chat_is_refused_before_it_begins(served: Any, world: Any, as_a: ClaimsClient) -> None:
+    """Alone, in a batch, and where its stream begins with a role for each answer, and an echo."""
+    as_a.declare("a10", world.prompt(2, 60))
+    words = world.text(world.prompt(3, 70))
+    said = [{"role": "user", "content": words}]
+    echoed = [{"role": "user", "content": "w3"}, {"role": "assistant", "content": words}]
+    for path, body in (
+        ("", {"messages": said}),
+        ("/batch", {"messages": [said, [{"role": "user", "content": "w3"}]]}),
+        ("", {"messages": said, "stream": True, "n": 2}),
+        (
+            "",
+            {
+                "messages": echoed,
+                "stream": True,
+                "echo": True,
+                "continue_final_message": True,
+                "add_generation_prompt": False,
+            },
+        ),
+    ):
+        asked = {"model": "m", "max_tokens": 1, **body}
+        answer = served.post(f"/v1/chat/completions{path}", asked)
+        assert answer.status_code == 503, answer.text
+        assert answer.json()["error"]["blocking_claims"][0]["claim"] == "a10"
+
+
+def test_a_response_in_the_background_that_was_refused_has_failed(
+    served: Any, world: Any, as_a: ClaimsClient
+) -> None:
+    as_a.declare("a11", world.prompt(2, 60))
+    body = {"model": "m", "max_output_tokens": 1, "background": True}
+    refused = {**body, "input": world.text(world.prompt(3, 70))}
+    path = "/v1/responses/" + served.post("/v1/responses", refused).json()["id"]
+    end = time.monotonic() + 30
+    while (told := served.get(path)).json()["status"] == "queued":
+        assert time.monotonic() < end
+    assert (told.json()["status"], told.headers["retry-after"]) == ("failed", "7")
+    assert told.json()["error"]["blocking_claims"][0]["claim"] == "a11"
+    assert served.get(path).json() == told.json()
+    streamed = served.post("/v1/responses", {**refused, "stream": True})
+    assert (streamed.status_code, streamed.headers["retry-after"]) == (503, "7")
+    fits = "/v1/responses/" + served.post("/v1/responses", {**body, "input": "w3 w4"}).json()["id"]
+    while (told := served.get(fits).json())["status"] in ("queued", "in_progress"):
+        assert time.monotonic() < end
+    assert (told["status"], told["usage"]["output_tokens"]) == ("incomplete", 1)  # as it was asked
+
+
 def test_the_operator_sees_all_and_owners_their_own(
     served: Any, world: Any, as_a: ClaimsClient
 ) -> None:

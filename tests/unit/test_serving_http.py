@@ -70,9 +70,14 @@ class Server:
 
 
 def app_that(
-    status: int, kind: str, *chunks: bytes, seen: list[Any] | None = None, breaks: bool = False
+    status: int,
+    kind: str,
+    *chunks: bytes,
+    seen: list[Any] | None = None,
+    breaks: bool = False,
+    hangs: bool = False,
 ) -> Any:
-    """An app that answers so, and `breaks` off at the end."""
+    """An app that answers so, and `breaks` off at the end, or `hangs` there for ever."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         body = (await receive())["body"]
@@ -84,6 +89,8 @@ def app_that(
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         if breaks:
             raise ValueError("no such event")
+        if hangs:
+            await asyncio.Event().wait()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     return app
@@ -115,6 +122,78 @@ def test_a_request_that_claims_blocked_leaves_as_503(path: str, app: Any) -> Non
     error = answer.json()["error"]
     assert error["blocking_claims"] == VERDICT["blocking_claims"]
     assert error["message"] == "resident claims leave 19 blocks too few: 1f2e (40 blocks)"
+
+
+@pytest.mark.parametrize(
+    ("more", "before"),
+    [({"n": 2}, 2), ({"n": 3, "echo": False}, 3), ({"echo": True}, 2), ({"n": 2, "echo": True}, 4)],
+)
+def test_so_does_one_for_several_answers_or_with_an_echo(more: Any, before: int) -> None:
+    """A chat begins with the role of each answer, and with each echo, whatever comes next."""
+    app = app_that(200, STREAM, *[b"data: role\n\n"] * before, FAILED)
+    answer = Server(app, REFUSED).request("POST", "/v1/chat/completions", json={**PROMPT, **more})
+    assert answer.status_code == 503
+
+
+TAKEN = [b"event: response.created\ndata: {}\n\n", b"event: response.in_progress\ndata: {}\n\n"]
+SAID = [b"event: response.output_text.delta\ndata: {}\n\n"] * 2
+BACKGROUND = {"input": "x", "background": True, "stream": True, "request_id": "resp_7"}
+
+
+def test_a_background_stream_that_never_begins_is_refused_as_others_are() -> None:
+    """vLLM never ends the stream of a response that failed in the background: it falls silent."""
+    server = Server(app_that(200, STREAM, *TAKEN, hangs=True), REFUSED)
+    answer = server.request("POST", "/v1/responses", json=BACKGROUND)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "9")
+    assert answer.json()["error"]["blocking_claims"] == VERDICT["blocking_claims"]
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_one_that_has_begun_ends_with_the_reason(method: str) -> None:
+    server = Server(app_that(200, STREAM, *TAKEN, *SAID, hangs=True), REFUSED)
+    path = "/v1/responses" if method == "POST" else "/v1/responses/resp_7?stream=true"
+    answer = server.request(method, path, json=BACKGROUND)
+    assert answer.status_code == 200
+    last = answer.content.removeprefix(b"".join([*TAKEN, *SAID]))
+    assert json.loads(last.removeprefix(b"event: error\ndata: "))["error"]["shortfall"] == 19
+
+
+def test_what_an_earlier_request_of_that_name_was_told_is_not_told_of_this_one() -> None:
+    """What became of a background response is told again and again, until its id returns."""
+    done = app_that(200, JSON, b'{"status": "queued"}')
+    server = Server(done, REFUSED)
+    assert server.request("POST", "/v1/responses", json=BACKGROUND).json() == {"status": "queued"}
+    assert [(a["op"], a["request"], a.get("keep")) for a in server.asked] == [
+        ("verdict", "resp_7", False)
+    ]
+
+
+@pytest.mark.parametrize("status", ["queued", "in_progress"])
+def test_a_background_response_that_was_refused_has_failed(status: str) -> None:
+    """vLLM says for ever that it is queued."""
+    stored = {"id": "resp_7", "background": True, "status": status, "output": []}
+    server = Server(app_that(200, JSON, json.dumps(stored).encode()), REFUSED)
+    answer = server.request("GET", "/v1/responses/resp_7", json={})
+    assert (answer.status_code, answer.headers["retry-after"]) == (200, "9")
+    told = answer.json()
+    error = told.pop("error")
+    assert told == {**stored, "status": "failed"}
+    assert (error["code"], error["outcome"], error["shortfall"]) == ("server_error", "refused", 19)
+    assert [(a["op"], a["request"], a["keep"]) for a in server.asked] == [
+        ("verdict", "resp_7", True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "says", "asked"),
+    [("completed", REFUSED, 0), ("cancelled", REFUSED, 0), ("queued", {"verdict": [404, {}]}, 1)],
+)
+def test_any_other_is_what_vllm_says_it_is(status: str, says: Any, asked: int) -> None:
+    stored = {"id": "resp_7", "background": True, "status": status}
+    server = Server(app_that(200, JSON, json.dumps(stored).encode()), says)
+    answer = server.request("GET", "/v1/responses/resp_7", json={})
+    assert (answer.status_code, answer.json()) == (200, stored)
+    assert len(server.asked) == asked
 
 
 DONE = b"data: [DONE]\n\n"
@@ -229,6 +308,7 @@ def test_the_id_that_the_engine_sees_is_the_one_it_is_asked_for() -> None:
     ("more", "message"),
     [
         ({"n": 2}, "one prompt"),
+        ({"use_beam_search": True}, "one prompt"),
         ({"prompt": [[1], [2]]}, "one prompt"),
         ({"vllm_xargs": {"kvclaims": 5}}, "short JSON"),
         ({"vllm_xargs": {"kvclaims": "{"}}, "not JSON"),

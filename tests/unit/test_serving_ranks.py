@@ -137,3 +137,15 @@ def test_where_all_agree_nothing_is_undone() -> None:
         core = Core({"e0": says, "e1": says})
         assert declared(core).status == status
         assert [op for _, op in core.asked] == ["declare", "declare"]
+
+
+@pytest.mark.parametrize("op", ["list", "pool", "stats"])
+def test_a_rank_that_is_ending_takes_nothing_from_what_the_others_say(op: str) -> None:
+    body = {"claims": [{"claim_id": "c"}], "left_out": 0}
+    ending = Answer(503, {"error": "claims are not in force on this engine"})
+    other = Answer(200, body)
+    for ranks in ([ending, other], [other, ending]):
+        told = together(op, ranks)
+        assert (told.status, "error" in told.body) == (200, False)
+        assert [claim["claim_id"] for claim in told.body["claims"]] == ["c"]
+    assert together(op, [ending, ending]).status == 503

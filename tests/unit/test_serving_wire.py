@@ -52,6 +52,10 @@ def test_all_full_blocks_are_meant_where_nothing_is_said() -> None:
         ({"claim_id": "c", "predicate": {"n": 2, "fidelity": [1]}}, "fidelity is one of exact"),
         ({"claim_id": "c", "predicate": {"n": 2, "bound": 0.5}}, "goes with bounded_loss"),
         (
+            {"claim_id": "c", "predicate": {"n": 2, "fidelity": "bounded_loss", "bound": 10**400}},
+            "bound is a positive number",
+        ),
+        (
             {"claim_id": "c", "predicate": {"n": 2, "fidelity": "bounded_loss", "bound": -1}},
             "bound is a positive number",
         ),
