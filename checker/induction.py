@@ -61,7 +61,7 @@ class Given(StrEnum):
     """How much of what holds before a step a proof takes as premises: axioms always."""
 
     ITSELF = "itself"
-    """The property alone: enough where the step touches no symbol of it."""
+    """An invariant alone, of a step nothing: enough where the step touches no symbol of it."""
     ALONE = "alone"
     """And the guards: enough for most other steps, whatever the other invariants say."""
     ALL = "all"
@@ -189,8 +189,9 @@ class _Setting:
         return self.prover.facts(self.sides[which], group) if known else ((), frozenset())
 
     def leaves(self, prop: Property) -> bool:
-        """Whether the step changes no symbol that the invariant speaks of."""
-        if self.name == INITIALLY or prop not in self.prover.machine.invariants:
+        """Whether the step changes no symbol that the property speaks of."""
+        stated = prop.of_steps or prop in self.prover.machine.invariants
+        if self.name == INITIALLY or prop.on or not stated:
             return False
         changed = {update.target.symbol for update in self.side.updates}
         return changed.isdisjoint(self.prover.speaks_of(prop))
@@ -336,7 +337,7 @@ class Prover:
         latest, setting = self._latest, self._setting(name)
         if latest and latest.prop is prop and latest.setting is setting:
             return latest
-        if not prop.of_steps and setting.leaves(prop):
+        if setting.leaves(prop):
             if prop not in self._unmoved:
                 self._unmoved[prop] = self._refuted(prop, {}, BEFORE)
             self._latest = _Goal(prop, setting, self._unmoved[prop], frozenset(), True)
@@ -391,11 +392,11 @@ class Prover:
         return frozenset(id(premise) for premise in self._invariants if premise is not own)
 
     def itself(self, prop: Property) -> tuple[Premise, ...]:
-        """The axioms and the property, an invariant, before a step."""
-        return (*self._axioms, self._own[prop])
+        """The axioms and, of an invariant, the property before a step."""
+        return self._axioms if prop.of_steps else (*self._axioms, self._own[prop])
 
     def speaks_of(self, prop: Property) -> frozenset[Symbol]:
-        """The symbols that an invariant speaks of."""
+        """The symbols that a property speaks of."""
         if prop not in self._symbols:
             self._symbols[prop] = frozenset(symbols_of(prop.formula))
         return self._symbols[prop]

@@ -8,6 +8,7 @@ not changed since, is taken from a folder of proofs (`checker.proofcache`).
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -173,6 +174,28 @@ class _Group:
 
 
 @dataclass(frozen=True)
+class _Packed:
+    """A group on its way to another process.  The groups of one machine share its bytes: to make
+    and to read them for each anew would take as long as the proofs of a large one."""
+
+    machine: bytes
+    action: str
+    items: tuple[_Item, ...]
+
+
+def _pack(groups: Iterable[_Group]) -> dict[int, _Packed]:
+    """Each group by its identity."""
+    machines: dict[int, bytes] = {}
+    packed = {}
+    for group in groups:
+        own = id(group.machine)
+        if own not in machines:
+            machines[own] = pickle.dumps(group.machine)
+        packed[id(group)] = _Packed(machines[own], group.action, group.items)
+    return packed
+
+
+@dataclass(frozen=True)
 class _Done:
     place: int
     found: Obligation
@@ -305,7 +328,7 @@ def _run(groups: list[_Group], ways: Ways) -> Iterator[list[_Done]]:
     if ways.workers and hard:
         from kvclaims.checker.distributed import map_tasks
 
-        given = [(group, ways) for group in hard]
+        given = [(group, ways) for group in _pack(hard).values()]
         yield from (done for _, done in map_tasks(f"{__name__}:_work", given, ways.workers))
         return
     jobs = min(ways.jobs, len(hard))
@@ -314,8 +337,9 @@ def _run(groups: list[_Group], ways: Ways) -> Iterator[list[_Done]]:
             yield from ([done] for done in _each(group, ways))
         return
     hard.sort(key=_largest_first(hard))
+    packed = _pack(hard)
     with processes(jobs) as pool:
-        futures = {pool.submit(_work, group, ways): group for group in hard}
+        futures = {pool.submit(_work, packed[id(group)], ways): group for group in hard}
         for future in as_completed(futures):
             try:
                 yield future.result()
@@ -336,8 +360,15 @@ def _left(group: _Group) -> int:
     return sum(not item.known for item in group.items)
 
 
-def _work(group: _Group, ways: Ways) -> list[_Done]:
-    return list(_each(group, ways))
+_unpacked: list[tuple[bytes, Machine]] = []
+"""The last machine that this process was given."""
+
+
+def _work(packed: _Packed, ways: Ways) -> list[_Done]:
+    if not _unpacked or _unpacked[0][0] != packed.machine:
+        machine = pickle.loads(packed.machine)  # noqa: S301  (the parent packed it)
+        _unpacked[:] = [(packed.machine, machine)]
+    return list(_each(_Group(_unpacked[0][1], packed.action, packed.items), ways))
 
 
 def _each(group: _Group, ways: Ways) -> Iterator[_Done]:
@@ -366,10 +397,15 @@ _latest: list[Prover] = []
 
 
 def _prover(machine: Machine, ways: Ways) -> Prover:
-    asked = (machine, ways.timeout_ms, chosen(ways.solver))
-    if not _latest or (_latest[0].machine, _latest[0].timeout_ms, _latest[0].solvers) != asked:
+    asked = (ways.timeout_ms, chosen(ways.solver))
+    latest = _latest[0] if _latest else None
+    if latest is None or latest.machine is not machine or _asked(latest) != asked:
         _latest[:] = [Prover(machine, ways.timeout_ms, QUICK_MS, ways.solver)]
     return _latest[0]
+
+
+def _asked(prover: Prover) -> tuple[int, tuple[str, ...]]:
+    return prover.timeout_ms, prover.solvers
 
 
 def _obligation(group: _Group, item: _Item, ways: Ways, verdict: Verdict) -> Obligation:

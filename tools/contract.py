@@ -45,7 +45,7 @@ them, the guards that keep it, the programs that run it, and the planted faults 
 it. A prime marks the state after a step, `#{x | …}` counts, *strengthening* marks what only makes
 the induction go through. Guards are the conditions that, left out of an action, break the rule
 (`kvclaims twins` leaves each out and looks). A must-fail twin is one change to the machine that
-breaks the property (`kvclaims prove` runs each), or one step with one wrong result where that breaks
+breaks the property (`kvclaims prove` runs each), or one step with one wrong result where it breaks
 others too; `kvclaims mutate` makes every such change and asks who notices.
 
 In the table, *proved* counts obligations of the rule's machines, for any number of blocks, claims
