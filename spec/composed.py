@@ -457,7 +457,7 @@ _LIVES: Final = (
             (c, e, x),
             ((CLAIMS, Step(how)), _EVENT),
             "content that an ended claim has left behind is lost",
-            (_TELLS_OF_CLAIM, Guard(("L1",), _CLAIM_HAS_ENDED, "the claim has ended")),
+            (_TELLS_OF_CLAIM, Guard(("L1", "O2"), _CLAIM_HAS_ENDED, "the claim has ended")),
         )
         for how in ("lose_by_choice", "lose_by_fault")
     ),

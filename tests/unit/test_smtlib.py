@@ -13,6 +13,7 @@ import pytest
 import z3
 
 from kvclaims.checker import cli, induction, solvers
+from kvclaims.checker.consequences import consequences
 from kvclaims.checker.induction import Prover, Shown
 from kvclaims.checker.instances import MACHINES
 from kvclaims.checker.prove import Ways, obligations, prove, prove_machine
@@ -77,8 +78,10 @@ def test_emitted_files_are_read_again_and_unsatisfiable(emitted: Path, machine: 
 def test_the_manifest_names_every_obligation(emitted: Path, machine: str) -> None:
     entries = [e for e in _entries(emitted / machine) if e["kind"] == "obligation"]
     ranked = ranking_obligations([MACHINES[machine]], SAMPLE[machine])
+    follows = consequences(MACHINES[machine])
     asked = [
         *obligations(MACHINES[machine], SAMPLE[machine]),
+        *(obligations(follows, SAMPLE[machine]) if follows else ()),
         *((prop, action) for _, prop, action in ranked),
     ]
     assert [(e["property"], e["action"]) for e in entries] == [(p.name, a) for p, a in asked]
