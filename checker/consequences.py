@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from kvclaims.checker.mustfail import entries
+from kvclaims.checker.mustfail import TABLE, entries, watched
+from kvclaims.spec.interface import BadOperation
 from kvclaims.spec.language import (
     Action,
     App,
@@ -36,8 +37,10 @@ _Copies = Mapping[Symbol, Symbol]
 
 
 def consequences(machine: Machine) -> Machine | None:
-    """A machine whose properties say what the table says of this one; None if it says nothing."""
-    by_name = {prop.name: prop for prop in machine.properties}
+    """A machine whose properties say what the table says of this one; None if it says nothing.
+
+    Raises BadOperation where the table names what the property is not told from (`watched`).
+    """
     asked: list[tuple[Action, Property]] = []
     copies = {
         symbol: replace(symbol, name=f"later_{symbol.name}", rigid=True)
@@ -47,7 +50,7 @@ def consequences(machine: Machine) -> Machine | None:
     for prop in machine.properties:
         entry = entries().get((machine.name, prop.name))
         if entry and entry.follows is not None:
-            asked += _questions(machine, prop, [by_name[name] for name in entry.follows], copies)
+            asked += _questions(machine, prop, _named(machine, prop, entry.follows), copies)
     if not asked:
         return None
     later = (
@@ -65,6 +68,15 @@ def consequences(machine: Machine) -> Machine | None:
         machine.axioms,
         derived=True,
     )
+
+
+def _named(machine: Machine, prop: Property, names: Sequence[str]) -> list[Property]:
+    others = {machine.properties[i].name: machine.properties[i] for i in watched(machine, prop)}
+    del others[prop.name]
+    if unknown := sorted(set(names) - others.keys()):
+        what = f"{prop.name!r} of {machine.name} is to follow from {unknown[0]!r}"
+        raise BadOperation(f"{TABLE.name}: {what}, which it is not told from")
+    return [others[name] for name in names]
 
 
 def _questions(

@@ -116,7 +116,7 @@ def _others(symbol: Symbol, value: int) -> list[int]:
     if symbol.range == BOOL:
         return [1 - value]
     if symbol.range in NUMERIC:
-        return [v for v in (value - 1, value + 1) if v != value]
+        return [value - 1, value + 1]
     return [v for v in range(len(symbol.range.values)) if v != value]
 
 

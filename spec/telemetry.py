@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -102,9 +102,9 @@ stays readable."""
 _NEEDED: Final = {event: frozenset(fields) for event, fields in EVENTS.items()}
 
 
-def odd_fields(event: str, fields: Iterable[str]) -> list[str]:
-    """The fields that a known kind of event lacks or cannot have, sorted."""
-    given, needed = set(fields), _NEEDED[event]
+def odd_fields(event: str, data: Mapping[str, object]) -> list[str]:
+    """The fields that the data of a known kind of event lack or cannot have, sorted."""
+    given, needed = data.keys(), _NEEDED[event]
     if given == needed:  # as almost always: every event that is told or read comes by here
         return []
     return sorted((needed - given) | (given - needed - set(OPTIONAL.get(event, ()))))
@@ -206,7 +206,7 @@ class Recorder:
         **data: Any,
     ) -> None:
         """Tell the next event, with the fields of its kind; else `TraceError`."""
-        if data.keys() != _NEEDED[event] and (odd := odd_fields(event, data)):
+        if odd := odd_fields(event, data):
             raise TraceError(f"{event} has the wrong fields: {', '.join(odd)}")
         now = self._clock()
         if self.count and now < self._last:

@@ -315,11 +315,8 @@ class PoolObserver:
         by = request or UNNAMED if action == "evict" else None
         lost = {number: self.keys[number][raw] for number, raw in gone}
         self.reactions.before_loss(lost, by)
-        is_told = bool(self.listeners)
         for number, raw in gone:
-            key = self._unlearn(number, raw)
-            if is_told:
-                self.tell(action, b=number, k=key)
+            self.tell(action, b=number, k=self._unlearn(number, raw))
         self.reactions.after_loss(lost, by)
 
     def _lost_keys(self, block: Any) -> list[bytes]:
@@ -496,11 +493,8 @@ class PoolObserver:
     def _free_request(self, inner: Wrapper, request: Any, *args: Any, **kwargs: Any) -> Any:
         name = self._alias(request.request_id)
         count = len(self.held.get(name, ()))
-        outer, self.request = self.request, request  # `_for_request`, at every end of a request
-        try:
+        with self._for_request(request):
             result = inner(request, *args, **kwargs)
-        finally:
-            self.request = outer
         self._retire(name, request, count)
         return result
 
@@ -600,9 +594,7 @@ class PoolObserver:
         elif block in held:
             held.remove(block)
         lender = self.reactions.freed(block) if is_free else None
-        if not self.listeners:
-            pass
-        elif lender is None:
+        if lender is None:
             self.tell("drop", r=name, b=block)
         else:
             self.tell("give_back", r=name, c=lender, b=block)

@@ -72,13 +72,13 @@ def test_what_every_step_does_more_is_in_the_price(monkeypatch: pytest.MonkeyPat
     from kvclaims.bridge.vllm.scheduler import ClaimEnforcer
 
     def slow(_: object) -> None:
-        end = time.thread_time() + 0.002
+        end = time.thread_time() + 0.003  # within the bounds below, not on one of them
         while time.thread_time() < end:
             pass
 
     monkeypatch.setattr(ClaimEnforcer, "written", slow)
     (cost,) = overhead("none", DECODE, pairs=3, steps=4, claims=[0])
-    assert 1500 < cost.more < 4000  # a difference of two measurements: about 2000
+    assert 2000 <= cost.more <= 4000
     assert cost.part > 1
 
 

@@ -212,6 +212,22 @@ def test_what_does_not_follow_is_refuted(
     assert follows(machine, monkeypatch, **{name: too_little}) is Verdict.NOT_INDUCTIVE
 
 
+@pytest.mark.parametrize(
+    ("machine", "name", "others"),
+    [
+        ("feasible", "granted only with headroom", ("no such property",)),
+        ("feasible", "granted only with headroom", ("granted only with headroom",)),  # itself
+        ("claims", "no harm outside responsibility", ("time is counted",)),
+    ],
+)
+def test_a_property_follows_from_what_it_is_told_from(
+    machine: str, name: str, others: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A goal from other goals: of what merely makes the induction go through there may be less."""
+    with pytest.raises(BadOperation, match="which it is not told from"):
+        follows(machine, monkeypatch, **{name: others})
+
+
 def test_a_machine_of_which_nothing_follows_asks_nothing() -> None:
     assert consequences(MACHINES["blockclaims"]) is None
 
